@@ -13,10 +13,15 @@ REMEMBERED = 64
 """Greatest number of training items that an encoder remembers."""
 
 
-def item_hashes(inputs: Any) -> list[int]:
+def item_hashes(inputs: Any, targets: Any = None) -> list[int]:
     """A 63-bit hash of each item's values, for a batch that is a tensor or a dictionary of tensors.
 
-    Zeros in a dictionary are skipped: they pad texts to the longest text of their batch.
+    Zeros in a dictionary are skipped: they pad texts to the longest text of their batch. So are tensors without one row
+    for each item, such as positions of words or a temperature.
+
+    Args:
+        inputs: the batch.
+        targets: one for each item; without targets, the longest tensor of a dictionary has one row for each item.
 
     Example:
         >>> batch = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
@@ -25,7 +30,9 @@ def item_hashes(inputs: Any) -> list[int]:
         (True, False)
     """
     if isinstance(inputs, Mapping):
-        columns = [inputs[name] for name in sorted(inputs) if isinstance(inputs[name], Tensor)]
+        tensors = [inputs[name] for name in sorted(inputs) if isinstance(inputs[name], Tensor) and inputs[name].ndim]
+        n_items = max(map(len, tensors), default=0) if targets is None else len(targets)
+        columns = [tensor for tensor in tensors if len(tensor) == n_items]
         return [_number(row[row != 0] for row in rows) for rows in zip(*columns, strict=True)]
     return [_number([row]) for row in inputs]
 
@@ -39,7 +46,7 @@ class HashedBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:
-            self._hashes.extend(item_hashes(split_batch(batch)[0]))
+            self._hashes.extend(item_hashes(*split_batch(batch)))
             yield batch
 
     def __len__(self) -> int:

@@ -113,7 +113,7 @@ def fit(
     first, batches = distributed.shard(loader)
     if first is None:
         raise ValueError("the loader gave no batch")
-    probe = split_batch(first)[0]
+    probe, targets = split_batch(first)
     batches = tqdm(batches, total=_n_batches(loader), desc="fitting", unit="batch", disable=not progress)
     if head in ("identity", "train"):
         path = ADDED
@@ -138,7 +138,7 @@ def fit(
         "relation": relation,
         "preprocessing": preprocessing or getattr(dataset, "preprocessing", None),
         "ood_score": "knn" if _is_identity(weight, bias) else "kappa",
-        "trained_on": item_hashes(probe)[:REMEMBERED],
+        "trained_on": item_hashes(probe, targets)[:REMEMBERED],
     }
     if options.layers != "last":
         where: Any = {"network": network, "head": path, "layers": find_layers(network, probe, options.layers)}

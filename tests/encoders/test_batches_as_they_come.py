@@ -38,6 +38,31 @@ def test_labels_among_named_inputs_are_targets() -> None:
     assert torch.equal(encoder.embed(named[0]).kappa, expected.embed(batches[0]).kappa)
 
 
+class WithPositions(nn.Module):
+    """A network that also takes inputs without a row for each item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = make_network()
+
+    def forward(self, pixel_values: Tensor, position_ids: Tensor, temperature: Tensor) -> Tensor:
+        return self.network(pixel_values + 0 * position_ids) / temperature
+
+
+def test_named_inputs_may_lack_a_row_for_each_item() -> None:
+    batches = make_batches()
+    width = batches[0][0].shape[1]
+    shared = {"position_ids": torch.arange(width)[None], "temperature": torch.tensor(1.0)}
+    plain = [{"pixel_values": inputs, "labels": labels} for inputs, labels in batches]
+    named = [{**batch, **shared} for batch in plain]
+    encoder = lam.fit(WithPositions(), named, margin=0.7, progress=False)
+    expected = lam.fit(ByName(), plain, margin=0.7, progress=False)
+    assert torch.equal(encoder.embed(named).kappa, expected.embed(plain).kappa)
+    assert encoder.trained_on == expected.trained_on
+    with pytest.warns(UserWarning, match="known training items"):
+        encoder.learn_ambiguity(named)
+
+
 @pytest.mark.parametrize("key", ["labels", "label"])
 def test_one_named_input_goes_to_a_network_that_calls_it_otherwise(key: str) -> None:
     batches = make_batches()

@@ -297,6 +297,14 @@ def test_padding_does_not_change_what_a_text_is_recognised_by() -> None:
     assert item_hashes(short) == item_hashes(padded)
 
 
+@pytest.mark.parametrize("count", [4, 40])
+def test_tensors_without_a_row_for_each_item_do_not_change_what_an_item_is_recognised_by(count: int) -> None:
+    own, labels = {"ids": torch.arange(1, 31).view(10, 3)}, torch.arange(10)
+    shared = {"a": torch.arange(3)[None], "position_ids": torch.arange(count), "temperature": torch.tensor(2.0)}
+    assert item_hashes({**own, **shared}, labels) == item_hashes(own)
+    assert len(item_hashes(own)) == 10
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dimension", [2, 512, 4096])
 def test_any_dimension(dimension: int) -> None:

@@ -264,6 +264,8 @@ class BayesianEncoder(Encoder):
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
         """An encoder of the same network, as if fitted on the batches of both encoders.
 
+        If the likelihood scales differ, as after `tune` of one encoder, the sum has the default scale: tune the sum.
+
         Raises:
             ValueError: if networks, relations or posteriors differ, or a posterior was not fitted in batches.
         """
@@ -282,6 +284,10 @@ class BayesianEncoder(Encoder):
         joined.trained_on = [*self.trained_on, *other.trained_on]
         joined.tuning = joined.recommendation = None
         return joined
+
+    def __radd__(self, other: int) -> "BayesianEncoder":
+        """The encoder itself, for `sum`, which starts at 0."""
+        return self if other == 0 else NotImplemented
 
     def settings(self) -> dict[str, Any]:
         """Settings of the posterior and its curvature, the trials of the last tuning, and the recommendation."""

@@ -67,7 +67,7 @@ class Posterior(ABC):
     """
 
     structure: ClassVar[type[Structure]]
-    _alike: ClassVar[tuple[str, ...]] = ("prior_precision", "prior_ratio", "likelihood_scale", "seed")
+    _alike: ClassVar[tuple[str, ...]] = ("prior_precision", "prior_ratio", "seed")
 
     weight: Float[Tensor, "D P"] = field(repr=False)
     bias: Float[Tensor, " D"] | None = field(repr=False)
@@ -324,19 +324,24 @@ class Posterior(ABC):
         return cls(tensors["weight"], tensors.get("bias"), curvature, **fields, **further)
 
     def __add__(self: Same, other: Same) -> Same:
-        self._check_same(other)
-        return replace(self, curvature=self.curvature + other.curvature, n_items=self.n_items + other.n_items)
+        return self._joined(other, operator.add)
 
     def __sub__(self: Same, other: Same) -> Same:
-        self._check_same(other)
-        return replace(self, curvature=self.curvature - other.curvature, n_items=self.n_items - other.n_items)
+        return self._joined(other, operator.sub)
 
-    def _check_same(self, other: "Posterior") -> None:
+    def _joined(self: Same, other: Same, join: Callable[[Any, Any], Any]) -> Same:
+        """The posterior of the joined curvature; two different likelihood scales give way to the default."""
         if not (torch.equal(self.weight, other.weight) and torch.equal(self.theta, other.theta)):
             raise ValueError("only posteriors of the same trained weights add up: these differ")
         one, another = ({name: getattr(term, name, None) for name in self._alike} for term in (self, other))
         if one != another:
-            raise ValueError(f"only posteriors with the same settings add up, got {one} and {another}: tune their sum")
+            raise ValueError(
+                f"only posteriors with the same settings add up, got {one} and {another}: fit both with the same "
+                "options and seed, and tune their sum"
+            )
+        scale = self.likelihood_scale if self.likelihood_scale == other.likelihood_scale else None
+        curvature, n_items = join(self.curvature, other.curvature), join(self.n_items, other.n_items)
+        return replace(self, curvature=curvature, n_items=n_items, likelihood_scale=scale)
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
         """Features, after a check, and outputs, in parts that are predicted one after the other."""

@@ -128,6 +128,21 @@ def test_two_fits_added_equal_one_and_forgetting_undoes_it():
         joined.forget(batches)
 
 
+def test_new_data_are_added_to_a_tuned_and_saved_encoder(tmp_path):
+    batches = make_batches(6)
+    whole, first, second = fit(batches), fit(batches[:2]), fit(batches[2:])
+    first.tune(make_batches(2, seed=1))
+    first.save(tmp_path)
+    for joined in (first + second, second + lam.load(tmp_path, make_network()), sum([first, second])):
+        assert joined.posterior.likelihood_scale is None
+        assert joined.posterior.scale == whole.posterior.scale
+        joined.tune(make_batches(2, seed=1))
+        assert joined.posterior.likelihood_scale is not None
+    assert first.posterior.likelihood_scale is not None
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = 1 + first
+
+
 @pytest.mark.parametrize("fix", ["fixed", "positive"])
 def test_the_whole_data_set_does_not_depend_on_how_it_is_cut(fix):
     inputs, labels = (torch.cat(parts) for parts in zip(*make_batches(), strict=True))

@@ -158,7 +158,7 @@ def test_labels_that_are_no_vector_of_integers_are_refused(labels):
 
 def test_encoders_with_other_settings_or_networks_do_not_add_up():
     batches = make_batches()
-    with pytest.raises(ValueError, match="same settings add up, got .*prior_precision"):
+    with pytest.raises(ValueError, match="same settings add up, got .*prior_precision.*: fit both"):
         fit(batches) + fit(batches, prior_precision=2.0)
     other = make_network()
     with torch.no_grad():

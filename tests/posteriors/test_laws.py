@@ -215,6 +215,10 @@ def test_it_adds_up_and_forgets(name: str):
     assert replace(both, likelihood_scale=None).scale == (2 * N) ** 2
     again = both - other
     assert again.n_items == N
+    tuned = replace(one, likelihood_scale=7.0)
+    for joined in (tuned + other, both - tuned):
+        assert joined.likelihood_scale is None
+    assert both.likelihood_scale == again.likelihood_scale == one.likelihood_scale
     features = draw(4, P, seed=3)
     torch.testing.assert_close(
         again.output_spread()(features).variance, one.output_spread()(features).variance, rtol=1e-9, atol=0

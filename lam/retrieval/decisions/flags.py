@@ -90,9 +90,8 @@ class OodDetector:
         """
         check_choice("flag", flag, FLAGS)
         if flag not in self.calibrated:
-            raise ValueError(
-                f"flag {flag!r} needs {_evidence(components_of(flag))}, which the calibration did not have: use 'kappa'"
-            )
+            needs = "strangers" if flag == COMBINED else _evidence((flag,))
+            raise ValueError(f"flag {flag!r} needs {needs}: calibrate with these, or use 'kappa'")
         return self.calibrated[flag]
 
     def components(self, flag: str) -> tuple[str, ...]:
@@ -171,5 +170,6 @@ def _evidence(names: tuple[str, ...]) -> str:
         "cosines": "hits",
         "labels": "labels of the hits",
     }
-    needs = dict.fromkeys(need for name in names for need in SCORES[name].needs)
-    return " and ".join(words[need] for need in needs)
+    needs = ["features"] if any(map(needs_input, names)) else []
+    needs += [need for name in names for need in SCORES[name].needs]
+    return " and ".join(words[need] for need in dict.fromkeys(needs))

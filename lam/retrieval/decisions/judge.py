@@ -93,21 +93,24 @@ def calibrate_vectors(
     Args:
         queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store.
         query_labels: Q labels; a query whose label the store lacks is a search without a match.
-        vectors: (G, D) of all items in the store.
+        vectors: (G, D) of all items in the store, or their embeddings; without unlabelled items.
         labels: G labels of the items.
-        choices: error rates and scores; a false-accept rate of r needs 1/r - 1 queries.
+        choices: error rates and scores; no score may need features. A false-accept rate of r needs 1/r - 1 queries.
         key: name of the encoder; `load_calibration` requires the same.
 
     Raises:
         ValueError: for a missing label, different lengths, vectors that are not unit vectors, or too few queries.
     """
-    embeddings, items = _embeddings(queries), _rows("vectors", vectors)
+    embeddings = _embeddings(queries)
+    items = _rows("vectors", vectors.mean if isinstance(vectors, Embeddings) else vectors)
     for name, values, n_items in (("query_labels", query_labels, len(embeddings)), ("labels", labels, len(items))):
         if len(values) != n_items:
             raise ValueError(f"{name} must be one for each of {n_items} vectors, got {len(values)}")
-        _check_words(name, values)
+        _check_words(name, values, "leave unlabelled items out")
         if empty := [index for index, value in enumerate(values) if not value]:
-            raise ValueError(f"{name} must not be empty, got an empty one at index {empty[0]}")
+            raise ValueError(
+                f"{name} must not be empty, got an empty one at index {empty[0]}: leave unlabelled items out"
+            )
     _check_units("vectors", _plain(items, torch.ones(len(items))), embeddings.dimension)
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
     searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
@@ -140,13 +143,12 @@ def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _check_words(name: str, labels: Sequence[str]) -> None:
+def _check_words(name: str, labels: Sequence[str], advice: str) -> None:
     """Require strings: tensor elements equal only themselves, and 0 would pass for a missing label."""
     for place, label in enumerate(labels):
         if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
-                f'{name} must be strings, got {label!r:.40} at index {place}: give str of each, and "" for a hit '
-                "without a label"
+                f"{name} must be strings, got {label!r:.40} at index {place}: give str of each, and {advice}"
             )
 
 
@@ -188,7 +190,7 @@ def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
 
 def _numbers(labels: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Tensor:
     for row in labels:
-        _check_words("labels", row)
+        _check_words("labels", row, '"" for a hit without a label')
     lengths = [len(row) for row in labels]
     if len(lengths) != shape[0] or set(lengths) - {shape[1]}:
         raise ValueError(

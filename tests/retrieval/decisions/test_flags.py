@@ -124,7 +124,7 @@ def test_without_strangers_each_score_flags_by_itself() -> None:
     evidence = _told_by("knn", others=0)
     detector = OodDetector.fit(evidence)
     assert (detector.best, detector.combined, detector.ranking) == ("kappa", None, {})
-    with pytest.raises(ValueError, match="flag 'combined' needs .* did not have: use 'kappa'"):
+    with pytest.raises(ValueError, match="flag 'combined' needs strangers: calibrate with these, or use 'kappa'"):
         detector.conformal_scores(COMBINED)
 
 
@@ -185,8 +185,13 @@ def test_what_is_refused() -> None:
     alone = OodDetector.of({"kappa": torch.ones(5)})
     with pytest.raises(ValueError, match="flag must be one of kappa, .*, combined, got 'length'"):
         alone.conformal_scores("length")
-    with pytest.raises(ValueError, match="'knn' needs features and reference features of known items, .* use 'kappa'"):
-        alone.conformal_scores("knn")
+    for flag, needs in {
+        "knn": "features and reference features of known items",
+        "variance": "features and embeddings",
+        "p_known": "features and an encoder that has learnt ambiguity",
+    }.items():
+        with pytest.raises(ValueError, match=f"{flag!r} needs {needs}: calibrate with these, or use 'kappa'"):
+            alone.conformal_scores(flag)
     with pytest.raises(ValueError, match="at least one calibration score, got none"):
         OodDetector.of(_pair(torch.ones(0), torch.ones(0)))
     with pytest.raises(ValueError, match="must hold 'kappa', got none"):

@@ -88,6 +88,12 @@ def test_promised_rates_hold_on_hits_from_elsewhere() -> None:
         assert float(says) == pytest.approx(float(is_right), abs=0.1)
 
 
+def test_the_vectors_of_a_store_may_be_embeddings() -> None:
+    stored, labels = gallery()
+    made = calibrate_vectors(*items(Q, 2), stored, labels, CHOICES)
+    assert torch.equal(made.false_accepts.scores, calibration().false_accepts.scores)
+
+
 def test_hits_without_labels_are_judged_without_votes() -> None:
     queries, _ = items(20, 5)
     scores, labels = hits(queries.mean)
@@ -142,7 +148,7 @@ def test_queries_and_labels_that_break_the_contract_are_an_error() -> None:
         judge(calibration(), (torch.eye(3), queries.kappa), scores, labels, gallery_size=G)
     with pytest.raises(ValueError, match="gallery_size must be at least 50, got 20"):
         judge(calibration(), queries, scores, labels, gallery_size=20)
-    with pytest.raises(ValueError, match="query_labels must not be empty, got an empty one at index 1"):
+    with pytest.raises(ValueError, match="query_labels must not be empty, .* at index 1: leave unlabelled items out"):
         calibrate_vectors(queries, ["a", "", "b"], np.eye(8), ["a"] * 8, CHOICES)
     with pytest.raises(ValueError, match="labels must be one for each of 8 vectors, got 7"):
         calibrate_vectors(queries, ["a", "a", "b"], np.eye(8), ["a"] * 7, CHOICES)
@@ -166,7 +172,7 @@ def test_labels_that_are_no_strings_are_an_error(as_labels: Any) -> None:
     with pytest.raises(ValueError, match="labels must be strings, got .* at index 0: give str of each"):
         judge(calibration(), queries, scores, numbers, gallery_size=G)
     own = as_labels([int(word[-1:]) for word in words])
-    with pytest.raises(ValueError, match="query_labels must be strings, got .* at index 0"):
+    with pytest.raises(ValueError, match="query_labels must be strings, .* at index 0: .* leave unlabelled items out"):
         calibrate_vectors(queries, own, queries.mean, words)
 
 

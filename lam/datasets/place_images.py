@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64, Real
 from torch import Tensor
 
 from lam.datasets.base import top_up
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
+from lam.utils.checks import is_real
 
 AREA_DISTANCE = 1e7
 """Least distance between two areas, in metres."""
@@ -48,12 +49,12 @@ class PlaceImages(FolderImages):
         self,
         paths: Sequence[Path],
         labels: Int64[Tensor, " N"],
-        positions: Float[Tensor, "N X"],
+        positions: Real[Tensor, "N X"],
         *,
         name: str,
         classes: Sequence[str],
         preprocessing: Preprocessing,
-        angles: Float[Tensor, " N"] | None = None,
+        angles: Real[Tensor, " N"] | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
     ) -> None:
         per_item: Any = {"positions": positions, "angles": angles, "is_query": is_query}
@@ -98,7 +99,7 @@ class PlaceImages(FolderImages):
 
 
 def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None) -> None:
-    if positions.ndim != 2 or not positions.is_floating_point():
+    if positions.ndim != 2 or not is_real(positions):
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
     checks = [(positions, ~positions.isfinite().all(1), "positions must be finite")]
     checks += [] if angles is None else [(angles, angles.isinf(), "angles must be degrees, or NaN if unknown")]

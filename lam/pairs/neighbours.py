@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int, Real
 from torch import Tensor
 
 from lam.pairs.pairs import check_angles, directions_match, negative_distance, squared_distance
@@ -43,11 +43,11 @@ class Neighbours:
     @classmethod
     def by_distance(
         cls,
-        positions: Float[Tensor, "N X"],
+        positions: Real[Tensor, "N X"],
         positive_within: float,
         negative_beyond: float | None = None,
         *,
-        angles: Float[Tensor, " N"] | None = None,
+        angles: Real[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Neighbours":
         """`Pairs.by_distance` of a whole data set, by a k-d tree; arguments and errors are the same."""

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float64, Shaped
+from jaxtyping import Bool, Float, Float64, Real, Shaped
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from lam.utils.checks import check_finite, check_tensor
+from lam.utils.checks import check_finite, check_tensor, is_real
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class Pairs:
     @classmethod
     def by_distance(
         cls,
-        positions: Float[Tensor, "N X"],
+        positions: Real[Tensor, "N X"],
         positive_within: float,
         negative_beyond: float | None = None,
         *,
-        angles: Float[Tensor, " N"] | None = None,
+        angles: Real[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Pairs":
         """Near places are positive pairs, far places negative pairs; others are neither.
@@ -175,7 +175,7 @@ class Pairs:
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Targets of a data loader as a tensor: labels as int64, positions as floats. Class names raise a `ValueError`."""
+    """Targets of a data loader as a tensor: integers as int64, others as floats. Class names raise a `ValueError`."""
     try:
         tensor = torch.as_tensor(as_native(targets) if isinstance(targets, np.ndarray) else targets)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -233,13 +233,13 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
             "positive_within and negative_beyond must satisfy 0 < positive_within <= negative_beyond, "
             f"got {positive_within} and {beyond}"
         )
-    if positions.ndim != 2 or positions.shape[1] == 0 or not positions.is_floating_point():
+    if positions.ndim != 2 or positions.shape[1] == 0 or not is_real(positions):
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
     check_finite("positions", positions)
     return beyond
 
 
-def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
+def squared_distance(one: Real[Tensor, "*#B X"], other: Real[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
     """Squared distances of places in float64, summed by coordinate, so that they are equal to the bit in any batch.
 
     Compare them with d², not their roots with d: a root may round a distance slightly above d to d.
@@ -255,7 +255,7 @@ def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -
     if angles is None or angle_within is None:
         return
     check_angle_within(angle_within)
-    if angles.shape != (size,) or not angles.is_floating_point():
+    if angles.shape != (size,) or not is_real(angles):
         raise ValueError(f"angles must be numbers of shape ({size},), got {angles.dtype} {tuple(angles.shape)}")
     if (infinite := angles.isinf().nonzero()).numel():
         raise ValueError(f"angles must be degrees, or NaN if unknown, got infinity at index {int(infinite[0])}")
@@ -267,7 +267,7 @@ def check_angle_within(angle_within: float) -> None:
         raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {angle_within}")
 
 
-def directions_match(one: Float[Tensor, "*#B"], other: Float[Tensor, "*#B"], within: float) -> Bool[Tensor, "*B"]:
+def directions_match(one: Real[Tensor, "*#B"], other: Real[Tensor, "*#B"], within: float) -> Bool[Tensor, "*B"]:
     """Whether two compass angles differ by at most `within` degrees, modulo 360; NaN matches any angle."""
     difference = (one.double() - other.double()).remainder(360)
     return ~(torch.minimum(difference, 360 - difference) > within)

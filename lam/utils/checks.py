@@ -17,6 +17,11 @@ def check_tensor(name: str, values: Any) -> None:
         raise ValueError(f"{name} must be a tensor, got {type(values).__name__}: give torch.as_tensor({name})")
 
 
+def is_real(values: Tensor) -> bool:
+    """Whether a tensor holds real numbers, integers or not."""
+    return not values.is_complex() and values.dtype != torch.bool
+
+
 def check_finite(name: str, values: Tensor) -> None:
     """Require finite numbers (N, ...); the error names the first row with another value."""
     check_tensor(name, values)

@@ -245,7 +245,7 @@ class TestWrong:
             ({"positions": torch.zeros(3, 2)}, "positions must have one value for each of 2 labels, got 3"),
             ({"angles": torch.zeros(3)}, "angles must have one value for each of 2 labels, got 3"),
             ({"is_query": torch.ones(1).bool()}, "is_query must have one value for each of 2 labels, got 1"),
-            ({"positions": torch.zeros(2, 2).long()}, r"positions must be numbers of shape \(N, X\), got torch.int64"),
+            ({"positions": torch.zeros(2, 2).bool()}, r"positions must be numbers of shape \(N, X\), got torch.bool"),
             ({"positions": torch.tensor([[0.0, 1.0], [math.nan, 0.0]])}, r"must be finite, got \[nan, 0.0\] for .*b"),
             ({"angles": torch.tensor([math.nan, math.inf])}, "angles must be degrees, or NaN .*, got inf for .*b"),
         ],

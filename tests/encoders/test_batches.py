@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 import lam
 from lam.encoders.batches import HeldOut, as_batches
 from lam.pairs import Relation
+from tests.encoders.small import make_batches, make_network
 
 IMAGES, FEATURES, LABELS, POSITIONS = (
     torch.rand(40, 3, 4, 4),
@@ -38,6 +39,21 @@ def test_places_need_no_loader(inputs: torch.Tensor) -> None:
     assert encoder.posterior.likelihood_scale == same.posterior.likelihood_scale
     encoder.forget((inputs[:10], POSITIONS[:10]))
     assert encoder.posterior.n_items == 30
+
+
+def test_places_in_whole_metres_are_fitted_and_tuned() -> None:
+    inputs, labels = make_batches(1, N=64)[0]
+    positions, options = (
+        30 * labels[:, None].expand(-1, 2),
+        lam.Laplace(margin=0.7, pairs=Relation(positive_within=6.0)),
+    )
+    encoder, same = (
+        lam.fit(make_network(), [(inputs, places)], options, progress=False)
+        for places in (positions, positions.double())
+    )
+    encoder.tune([(inputs, positions)])
+    same.tune([(inputs, positions.double())])
+    assert torch.equal(encoder.embed(inputs).kappa, same.embed(inputs).kappa)
 
 
 def test_data_sets_words_and_nothing_are_no_batches() -> None:

@@ -8,7 +8,7 @@ import torch
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import Pairs, check_labels
 from lam.pairs.relation import Relation
-from lam.pairs.relevance import PlaceRelevance
+from lam.pairs.relevance import PlaceRelevance, relevance_of
 from tests.helpers import unchecked
 
 
@@ -171,6 +171,19 @@ def test_neighbours_of_a_data_set_are_the_pairs_of_one_batch(beyond, within):
     near = as_matrix(torch.cat([neighbours.positive, neighbours.neither]), 60)
     assert torch.equal(~near & ~torch.eye(60, dtype=torch.bool), pairs.negative)
     assert torch.equal(relation.positions(targets), targets if within is None else targets[:, :2])
+
+
+@pytest.mark.parametrize("within", [None, 45.0])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_whole_metres_and_degrees_may_be_integers(dtype: torch.dtype, within: float | None):
+    targets = torch.randint(0, 60, (40, 3), generator=torch.Generator().manual_seed(0)).to(dtype)
+    relation = Relation("dataset", 20.0, 30.0, within)
+    one, other = relation.pairs(targets), relation.pairs(targets.double())
+    assert torch.equal(one.positive, other.positive)
+    assert torch.equal(one.negative, other.negative)
+    assert torch.equal(relation.neighbours(targets).positive, relation.neighbours(targets.double()).positive)
+    relevance = relevance_of(relation, targets)
+    assert torch.equal(relevance.count(), relevance_of(relation, targets.double()).count())
 
 
 @pytest.mark.parametrize(("within", "beyond"), [(0.5, 1.3), (1.3, 2.5), (2.5, 3.5), (2.5, 2.5)])

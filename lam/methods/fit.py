@@ -104,9 +104,9 @@ def fit(
     options = replace(options, head=default_head(network, options.head))
     head, relation = options.head, options.relation
     dataset = getattr(loader, "dataset", None)
-    labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
+    labels = _labels_of(dataset)
     if labels is not None and relation.positive_within is None:
-        check_labels(as_targets(labels))
+        check_labels(labels)
     distributed.join()
     progress = progress and distributed.is_rank_zero()
     loader = as_batches(loader, labelled=True)
@@ -276,10 +276,19 @@ def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:
     return square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
 
 
-def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
+def _labels_of(dataset: Any) -> Tensor | None:
+    """The integer labels of all items of a data set; None if `labels` or `targets` hold anything else."""
+    try:
+        labels = as_targets(getattr(dataset, "labels", getattr(dataset, "targets", None)))
+        is_vector = labels.shape == (len(dataset),) and not labels.is_floating_point()
+    except (TypeError, ValueError):  # class names, a table or a path, or a data set without a length
+        return None
+    return labels if is_vector and not (labels < 0).any() else None
+
+
+def _hint_at_logits(path: str, dimension: int, labels: Tensor | None) -> None:
     """Warn if a head has as many outputs as there are classes: the outputs may be logits."""
-    targets = as_targets([] if labels is None else labels)
-    n_classes = len(targets.unique()) if targets.ndim == 1 else 0
+    n_classes = 0 if labels is None else len(labels.unique())
     if dimension in _IMAGENET_CLASSES or dimension == n_classes >= _MANY_CLASSES:
         data = "ImageNet" if dimension in _IMAGENET_CLASSES else "the data"
         warnings.warn(

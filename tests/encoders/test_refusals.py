@@ -1,11 +1,13 @@
 """What an encoder refuses, before any work and by name."""
 
 from dataclasses import replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jaxtyping
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
@@ -100,6 +102,30 @@ def test_labels_of_a_data_set_are_checked_before_the_network_runs():
 
     with pytest.raises(ValueError, match="all 6 items have one label"):
         lam.fit(make_network(), torch.utils.data.DataLoader(OneClass(), batch_size=2), margin=0.7, progress=False)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        pytest.param(["cat", "dog", "bird", "cow"], id="names of classes"),
+        pytest.param(["cat"] * 64, id="names of items"),
+        pytest.param([0, 1, 2, 3], id="classes"),
+        pytest.param({0: "cat", 1: "dog"}, id="mapping"),
+        pytest.param(Path("labels.csv"), id="path"),
+        pytest.param(F.one_hot(torch.arange(64) % 4), id="one-hot"),
+        pytest.param([[0, 1]] * 64, id="columns"),
+        pytest.param([-1] + [0] * 63, id="missing, for a sampler"),
+        pytest.param(torch.zeros(64), id="floats"),
+    ],
+)
+@pytest.mark.parametrize("name", ["labels", "targets"])
+def test_only_a_list_of_every_items_label_is_checked_before_the_network_runs(name: str, listed: Any) -> None:
+    dataset = torch.utils.data.TensorDataset(*(torch.cat(parts) for parts in zip(*make_batches(), strict=True)))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=16)
+    expected = lam.fit(make_network(), loader, margin=0.7, progress=False).posterior.curvature
+    setattr(dataset, name, listed)
+    found = lam.fit(make_network(), loader, margin=0.7, progress=False).posterior.curvature
+    assert all(torch.equal(value, expected.tensors()[key]) for key, value in found.tensors().items())
 
 
 def test_features_that_are_not_finite_are_named_by_their_place_in_the_data():

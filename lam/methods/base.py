@@ -65,7 +65,8 @@ class Method(ABC):
         """Train a network, unless it is trained already, and return its encoder.
 
         Args:
-            network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
+            network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation. From wrappers, such
+                as of torch.compile, the network inside is taken; they share its weights.
             dataset: items (input, label); see `lam.training.train`.
             training: see `lam.training.Training`.
 

@@ -18,6 +18,7 @@ from lam.methods.base import Learned, Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.head import head_input_and_output
 from lam.models.kappa_head import Form, KappaHead
+from lam.models.weights import unwrapped
 from lam.training import Minibatch, Step, Training
 from lam.utils.checks import check_at_least
 from lam.utils.random import on_device
@@ -77,6 +78,7 @@ class ConcentrationMethod(HeadMethod):
 
         In phases, a network that is already trained stays as it is; otherwise it is trained further.
         """
+        network = unwrapped(network)
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
         kappa_head = None

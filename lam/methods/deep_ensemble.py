@@ -13,7 +13,7 @@ from torch import nn
 from lam import models
 from lam.encoders.ensemble import Combine, EnsembleEncoder, align, features_and_units
 from lam.methods.base import Method, Trained, head_of, reference_inputs
-from lam.models.weights import check_is_file, load_weights
+from lam.models.weights import check_is_file, load_weights, unwrapped
 from lam.training import Training, device_of
 from lam.utils.checks import check_at_least, check_choice
 
@@ -70,7 +70,8 @@ class DeepEnsemble(Method):
         named `member-1` and so on.
         """
         self.check_start(pretrained=training.pretrained)
-        members = [network, *self._others(network, training)]
+        network = unwrapped(network)
+        members = [network, *map(unwrapped, self._others(network, training))]
         head = _common_head(members, dataset)
         histories = {}
         for number, member in enumerate(members, start=1):

@@ -7,6 +7,7 @@ from torch import nn
 
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.methods.base import Method, Trained, head_of
+from lam.models.weights import unwrapped
 from lam.training import Training
 
 
@@ -19,6 +20,7 @@ class Deterministic(Method):
     learns_from_matches = False
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        network = unwrapped(network)
         self.check(network, dataset, training)
         head = head_of(network, dataset)
         layer: Any = network.get_submodule(head)

@@ -30,6 +30,7 @@ from lam.methods.laplace import Laplace
 from lam.models.head import ADDED, default_head, evaluating, features_and_output, find_head, probe_output
 from lam.models.layers import elements_of_pass, find_layers, own_weights
 from lam.models.layers import n_items as count_items
+from lam.models.weights import unwrapped
 from lam.pairs.pairs import as_targets, check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
@@ -41,8 +42,6 @@ _LOG = logging.getLogger(__name__)
 
 _IMAGENET_CLASSES = (1000, 21841, 21843)
 """Numbers of classes in ImageNet's usual subsets."""
-
-_WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 
 _MANY_CLASSES = 100
 """With fewer classes, embeddings may have as many dimensions as there are classes by chance."""
@@ -98,8 +97,7 @@ def fit(
         raise ValueError(
             f"network must be a torch.nn.Module, got {type(network).__name__}: call lam.fit(network, loader, ...)"
         )
-    while type(network).__name__ in _WRAPPERS:
-        network = network.get_submodule("module")  # a wrapper may cast outputs, so that they match no layer's output
+    network = unwrapped(network, compiled=False)  # a wrapper may cast outputs, so that they match no layer's output
     options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
     head, relation = options.head, options.relation

@@ -18,6 +18,7 @@ from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.base import Learned, Method, Trained, head_of
 from lam.models.head import head_input_and_output
 from lam.models.uncertainty_head import UncertaintyHead
+from lam.models.weights import unwrapped
 from lam.training import Minibatch, Step, Training
 from lam.utils.checks import check_at_least, check_positive
 
@@ -68,6 +69,7 @@ class Hib(Method):
         A trained network is trained further. `training.loss` only gives miners their margin, and `training.validate`
         gets the network itself.
         """
+        network = unwrapped(network)
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
         uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)

@@ -10,6 +10,7 @@ from lam.encoders.base import directions_of
 from lam.encoders.concentration import NeighbourEncoder
 from lam.methods.base import Method, Trained, head_of, reference_inputs
 from lam.models.head import features_and_output
+from lam.models.weights import unwrapped
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training import Training
 from lam.utils.checks import check_at_least
@@ -44,6 +45,7 @@ class KnnDistance(Method):
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and keep reference features; see `Method.train`. Stages are `train` and `reference`."""
+        network = unwrapped(network)
         self.check(network, dataset, training)
         head = head_of(network, dataset)
         histories = self.train_network(network, dataset, training)

@@ -22,6 +22,7 @@ from lam.methods.base import Trained, head_of, inputs_of
 from lam.methods.fit import detached_copies
 from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_posterior, learned_parameters
 from lam.models.head import head_input_and_output
+from lam.models.weights import unwrapped
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.posteriors.diagonal import DiagonalPosterior
@@ -99,6 +100,7 @@ class LaplaceOnline(LaplaceMethod):
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its posterior; see `Method.train`. Stages are `train` and, with `refit`, `fit`."""
+        network = unwrapped(network)
         self.check(network, dataset, training)
         if self.curvature == OWN:
             return self.resolved(training).train(network, dataset, training)

@@ -26,6 +26,7 @@ from lam.methods.fit import empty_layers_curvature, fit
 from lam.methods.laplace import Laplace
 from lam.models.head import default_head, find_head, probe_output
 from lam.models.layers import find_layers
+from lam.models.weights import unwrapped
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.posteriors import Posterior
@@ -185,6 +186,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
 
         Missing settings of the curvature, such as a margin, come from the loss. Stages are `train` and `fit`.
         """
+        network = unwrapped(network)
         self.check(network, dataset, training)
         options = self.resolved(training)
         histories = self.train_network(network, dataset, training)

@@ -15,6 +15,7 @@ from lam.losses.loss_prediction import loss_prediction
 from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.kappa_head import KappaHead
+from lam.models.weights import unwrapped
 from lam.training import Minibatch, Training
 from lam.utils.checks import check_at_least, check_positive
 
@@ -46,6 +47,7 @@ class LossPrediction(HeadMethod):
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its head; see `Method.train`. Stages are `train` and `head`."""
+        network = unwrapped(network)
         path = head_of(network, dataset)
         histories = self.train_network(network, dataset, training)
         layer: Any = network.get_submodule(path)

@@ -13,6 +13,7 @@ from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.uncertainty_head import UncertaintyHead
+from lam.models.weights import unwrapped
 from lam.training import Minibatch, Training
 
 
@@ -35,6 +36,7 @@ class Pfe(HeadMethod):
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`."""
+        network = unwrapped(network)
         path = head_of(network, dataset)
         histories = self.train_network(network, dataset, training)
         layer: Any = network.get_submodule(path)

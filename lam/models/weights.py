@@ -19,6 +19,11 @@ _STATES = (
     *("state_dict", "model_state_dict", "model", "network", "net", "student"),
 )
 """Keys under which training scripts save a state_dict, averaged weights first."""
+_WRAPPERS = {
+    **dict.fromkeys(("DataParallel", "DistributedDataParallel", "_FabricModule"), "module"),
+    "OptimizedModule": "_orig_mod",
+}
+"""Attribute of the inner network, by the name of the wrapper's class."""
 
 
 def load_weights(
@@ -168,6 +173,16 @@ def sha256_of_weights(network: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def unwrapped(network: nn.Module, *, compiled: bool = True) -> nn.Module:
+    """The network inside wrappers of parallel training, of Fabric and, with `compiled`, of `torch.compile`.
+
+    The wrappers share its weights.
+    """
+    while (inner := _WRAPPERS.get(type(network).__name__)) and (compiled or inner == "module"):
+        network = network.get_submodule(inner)
+    return network
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lam.models.weights import unwrapped
 from lam.pairs.pairs import check_label_vector, check_labels
 from lam.training.batches import classes_of
 from lam.training.loop import History, Loop
@@ -32,6 +33,7 @@ def train(
 
     Args:
         network: maps inputs (N, ...) to unit rows (N, D); ends in evaluation mode, with the weights of the best epoch.
+            The network inside wrappers, such as of torch.compile, is trained; they share its weights.
         dataset: data set of (input, label), with a length, and optionally `__getitems__` and `labels`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
         step: gradient of a batch; by default the gradient of the loss at the network's current weights.
@@ -71,7 +73,9 @@ def train(
             f"got {training.batch_size}"
         )
     with torch.random.fork_rng([fabric.device.index] if fabric.device.type == "cuda" else []):
-        return Loop(fabric, network, dataset, training, step or Step(), method).run()
+        history = Loop(fabric, unwrapped(network), dataset, training, step or Step(), method).run()
+    network.eval()  # a wrapper has a mode of its own
+    return history
 
 
 def device_of(accelerator: Accelerator) -> torch.device:

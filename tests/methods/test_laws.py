@@ -165,3 +165,14 @@ LAWS: list[Callable[[str, Path], None]] = [law for name, law in globals().items(
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_keeps_the_law(law: Callable[[str, Path], None], method: str, tmp_path: Path) -> None:
     law(method, tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_inside_wrappers_is_trained_as_it_is(method: str) -> None:
+    network = small.network(dropout=0.1)
+    wrapped = nn.DataParallel(torch.compile(network, backend="eager"))
+    encoder = small.quick(method).train(wrapped, DATA, small.training(seed=4)).encoder
+    assert same(encoder.embed(NEW), trained(method).encoder.embed(NEW))
+    assert in_evaluation(encoder)
+    member = encoder.network[0] if isinstance(encoder.network, nn.ModuleList) else encoder.network
+    assert next(member.parameters()) is next(network.parameters())

@@ -58,7 +58,7 @@ class Method(ABC):
     encoder: ClassVar[type[Encoder]]
     reads_labels: ClassVar[bool] = True
     learns_from_matches: ClassVar[bool] = True
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid", "arbitrary_types_allowed": True}
 
     @abstractmethod
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:

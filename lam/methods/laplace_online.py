@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lam.encoders.bayesian import BayesianEncoder
-from lam.hessians import Diagonal, diagonal_ggn
+from lam.hessians import Curvature, Diagonal, diagonal_ggn
 from lam.losses import Loss
 from lam.losses.base import settings_of
 from lam.methods.base import Trained, head_of, inputs_of
@@ -162,6 +162,8 @@ class OnlineLaplaceStep(Step):
         self.h: Tensor | None = None
         self._steps = 0
         resumed = {name: value for name, value in asdict(options).items() if name not in _AFTER_TRAINING}
+        if isinstance(options.curvature, Curvature):
+            resumed["curvature"] = repr(options.curvature)
         self.settings = {**resumed, "head": head}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:

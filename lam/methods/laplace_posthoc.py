@@ -54,9 +54,10 @@ class LaplaceMethod(Method):
             `marginal_likelihood` chooses the prior precision α, `none` chooses nothing.
         tune_step: with `marginal_likelihood`, size of a single step of log α, taken instead of the maximum.
         mean: the direction of an embedding: `network` or, as in Warburg et al., `sampled`; see `BayesianEncoder`.
-        curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:
-            outputs}. Missing settings, such as a temperature, come from the training loss. The options below set the
-            `contrastive` curvature. `own` is the curvature of the loss that trains, or trained, the network.
+        curvature: a name in `lam.hessians.CURVATURES`, a mapping of name and settings, such as {name: supcon, split:
+            outputs}, or an object of `lam.hessians`. Missing settings, such as a temperature, come from the training
+            loss. The options below set the `contrastive` curvature. `own` is the curvature of the loss that trains, or
+            trained, the network.
         margin: margin of the contrastive curvature; negative pairs beyond the margin have no curvature. By default the
             training loss's margin, which mined triplets always use.
         split, fix, negative_weight: settings of the contrastive curvature; see `ContrastiveCurvature`.
@@ -65,7 +66,7 @@ class LaplaceMethod(Method):
     tune: Tune = "calibration"
     tune_step: float | None = None
     mean: Mean = "network"
-    curvature: str | dict[str, Any] = "contrastive"
+    curvature: Curvature | str | dict[str, Any] = "contrastive"
     margin: float | None = None
     split: Split = "arccos"
     fix: Fix = "fixed"
@@ -89,10 +90,13 @@ class LaplaceMethod(Method):
         if settings == {"name": "contrastive"}:
             return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
         if foreign := [name for name in _CONTRASTIVE_SETTINGS if getattr(self, name) != getattr(LaplaceMethod, name)]:
+            name = "..." if isinstance(settings, Curvature) else settings.get("name")
             raise ValueError(
                 f"{foreign[0]} is a setting of the contrastive curvature, got curvature={self.curvature!r}: give "
-                f"settings as curvature={{name: {settings.get('name')}, ...}}"
+                f"settings as curvature={{name: {name}, ...}}"
             )
+        if isinstance(settings, Curvature):
+            return settings
         try:
             return from_settings(settings)
         except (TypeError, ValueError) as error:
@@ -165,7 +169,6 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         batch_size: items in a batch, at least 2; `pairs=batch` forms pairs within these batches.
     """
 
-    curvature: str | dict[str, Any] = "contrastive"
     pairs: Scope = "batch"
     miner: MinerName = "all"
     max_pairs: int | None = None
@@ -222,9 +225,16 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         """The options with each contrastive curvature that is never negative, in turn; only for `diag` and `kron`."""
         if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure in (None, "diag", "kron"):
             if self.layers == "last" and self.structure == "diag":
-                yield replace(self, split="euclidean", fix="positive")
-            yield replace(self, split="euclidean", fix="fixed", negative_weight=0.0)
-            yield replace(self, fix="projected")
+                yield self._with(split="euclidean", fix="positive")
+            yield self._with(split="euclidean", fix="fixed", negative_weight=0.0)
+            yield self._with(fix="projected")
+
+    def _with(self, **settings: Any) -> "LaplacePosthoc":
+        """The options with other settings of the contrastive curvature, which may be an object or a mapping."""
+        if isinstance(self.curvature, str):
+            return replace(self, **settings)
+        curvature: Any = self.loss_curvature
+        return replace(self, curvature=replace(curvature, **settings))
 
     def relation_of(self, training: Training) -> Relation:
         """The training's relation, with the scope and the mining of the options."""

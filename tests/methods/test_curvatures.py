@@ -53,6 +53,8 @@ def train(options: Any, network: Any = None, **changes: Any) -> Any:
             SupConCurvature(0.2, split="outputs", fix="projected"),
         ),
         ({"name": "infonce", "temperature": 0.5, "fix": "full"}, InfoNCECurvature(0.5, fix="full")),
+        (SupConCurvature(0.5), SupConCurvature(0.5)),
+        (ContrastiveCurvature(None, fix="projected"), ContrastiveCurvature(0.7, fix="projected")),
     ],
 )
 def test_what_the_options_leave_out_is_the_losss(method: Any, curvature: Any, expected: Curvature) -> None:
@@ -113,6 +115,7 @@ def test_bad_options_are_refused(method: Any, monkeypatch: pytest.MonkeyPatch) -
             "^curvature={'name': .*}: temperature must be a number",
         ),
         ({"curvature": "supcon", "fix": "full"}, "^fix is a setting of .* got curvature='supcon'"),
+        ({"curvature": SupConCurvature(0.5), "fix": "full"}, "^fix is a setting of .* got curvature=SupConCurvature"),
     ):
         with pytest.raises(ValueError, match=message):
             method(**options)

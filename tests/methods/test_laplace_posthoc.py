@@ -117,11 +117,16 @@ def test_places_in_shuffled_batches_are_refused_before_training() -> None:
         ({"structure": "full"}, []),
         ({"structure": "diag", "layers": "all"}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
         ({"curvature": "supcon"}, []),
+        *(
+            ({"curvature": curvature}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)])
+            for curvature in ({"name": "contrastive", "margin": 0.5}, ContrastiveCurvature(0.5))
+        ),
     ],
 )
 def test_the_same_loss_has_curvatures_that_clip_nothing(options: dict[str, Any], expected: list[Any]) -> None:
     others = list(LaplacePosthoc(**options).without_clipping())
-    assert [(other.split, other.fix, other.negative_weight) for other in others] == expected
+    found: Any = [other.loss_curvature for other in others]
+    assert [(each.split, each.fix, each.negative_weight) for each in found] == expected
     assert all(other.structure == options.get("structure") for other in others)
 
 

@@ -184,7 +184,7 @@ def probe_of(dataset: Any) -> Tensor:
     """Inputs of the first two items of a data set, not augmented."""
     check_items(dataset)
     plain = without_augmentation(dataset)
-    return torch.stack([plain[index][0] for index in range(min(2, len(plain)))])
+    return torch.stack([torch.as_tensor(plain[index][0]) for index in range(min(2, len(plain)))])
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
     return {
         "relation": training.relation,
         "preprocessing": getattr(dataset, "preprocessing", None),
-        "trained_on": item_hashes([plain[index][0] for index in spread(len(plain))]),
+        "trained_on": item_hashes([torch.as_tensor(plain[index][0]) for index in spread(len(plain))]),
     }
 
 

@@ -99,6 +99,18 @@ def test_what_is_no_data_set_is_refused_by_its_kind() -> None:
             Deterministic().train(small.network(), wrong, small.training())
 
 
+@pytest.mark.parametrize("method", ["deterministic", "laplace_posthoc", "laplace_online"])
+def test_inputs_of_items_may_be_arrays(method: str) -> None:
+    data = small.images()
+    tensors = list(zip(data.images, data.labels.tolist(), strict=True))
+    arrays = [(image.numpy(), label) for image, label in tensors]
+    found, expected = (
+        find(method)().train(small.network(), items, small.training()).encoder for items in (arrays, tensors)
+    )
+    assert torch.equal(found.embed(data.images).mean, expected.embed(data.images).mean)
+    assert found.trained_on == expected.trained_on
+
+
 @pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize(
     ("label", "message"), [(lambda n: f"class {n}", "labels must be integers, .* 'class"), (lambda n: n - 1, "got -1")]

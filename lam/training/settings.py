@@ -120,6 +120,12 @@ class Training(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.loss, Loss):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"loss must be a loss of lam.losses, got {self.loss!r:.80}: give lam.losses.build(margin=0.7), "
+                "lam.losses.PytorchMetricLearning(margin) for that library's contrastive loss, or a subclass of "
+                "lam.losses.Loss"
+            )
         check_choice("accelerator", self.accelerator, get_args(Accelerator))
         check_at_least("seed", self.seed, 0)
         check_at_least("num_workers", self.num_workers, 0)

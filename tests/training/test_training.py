@@ -383,6 +383,13 @@ def test_unknown_choices_list_the_allowed(option: str) -> None:
 
 
 @pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("loss", [nn.TripletMarginLoss(), "contrastive", losses.Contrastive])
+def test_a_loss_that_is_no_loss_of_lam_is_refused(loss: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be a loss of lam.losses, got .* lam.losses.PytorchMetricLearning"):
+        Training(loss=loss, epochs=1)
+
+
+@pytest.mark.usefixtures("as_in_production")
 def test_auto_is_never_an_accelerator_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)

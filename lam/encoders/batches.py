@@ -43,8 +43,8 @@ def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[An
     for inputs, targets in map(split_batch, as_batches(loader, labelled=True)):
         if targets is None:
             raise ValueError(
-                f"{purpose} needs batches of inputs with labels: (inputs, labels), or a dictionary with the key "
-                '"labels" or "label"'
+                f"{purpose} needs a loader that yields batches of inputs with labels, such as [(inputs, labels)], or "
+                'dictionaries with the key "labels" or "label"'
             )
         yield inputs, targets
 

@@ -150,5 +150,10 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
             network = nn.ModuleList([rebuild(member, members[str(number)]) for number, member in enumerate(recipe)])
         else:
             network = rebuild(recipe, shapes)
+    if isinstance(network, nn.ModuleList) and len(set(network)) < len(network):
+        raise ValueError(
+            "members must be different networks, got one of them twice, which cannot hold two sets of weights: give "
+            "torch.nn.ModuleList([make_network() for _ in range(M)])"
+        )
     load_state(network, read_tensors(generation / NETWORK), with_types=True)
     return network.eval()

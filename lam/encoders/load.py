@@ -46,9 +46,14 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a missing network, an unknown kind, a folder that lam did not write, or a `network` with other
-            tensors or shapes.
+        ValueError: for a missing network, an unknown kind, a folder that lam did not write, or a `network` that is no
+            module, has other tensors or shapes, or repeats a member.
     """
+    if not isinstance(network, nn.Module | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"network must be a torch.nn.Module, got {type(network).__name__}: give lam.load(folder, network), or all "
+            "members of an ensemble as torch.nn.ModuleList(members)"
+        )
     try:
         return _restored(encoder_files.load(folder, network), folder)
     except _UNREADABLE as error:

@@ -191,7 +191,9 @@ def as_targets(targets: Any) -> Tensor:
 def targets_of(items: Tensor, targets: Any) -> Tensor:
     """Targets of N items, as a tensor on the items' device; see `as_targets`. There must be N targets."""
     if targets is None:
-        raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
+        raise ValueError(
+            "a posterior needs a loader that yields batches of inputs with targets, such as [(inputs, labels)]"
+        )
     targets = as_targets(targets).to(items.device)
     if len(targets) != len(items):
         raise ValueError(f"there are {len(items)} items and {len(targets)} labels")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
+from lam.encoders.ensemble import EnsembleEncoder
 from lam.hessians import ContrastiveCurvature, InfoNCECurvature
 from lam.pairs import Relation
 from tests.encoders.small import fit, make_batches, make_network
@@ -46,7 +47,8 @@ from tests.helpers import unchecked
             "no batch of the 5 items holds a positive pair: shuffle them, or take larger batches$",
         ),
         ([(torch.randn(5, 6), torch.arange(4))], {}, "there are 5 items and 4 labels"),
-        ([torch.randn(5, 6)], {}, "needs batches of inputs with targets"),
+        ([torch.randn(5, 6)], {}, "needs a loader that yields batches of inputs with targets"),
+        ((torch.randn(5, 6), [0, 0, 1, 1, 2]), {}, r"yields batches .* such as \[\(inputs, labels\)\]"),
         ([(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))], {}, "the first batch is empty"),
     ],
 )
@@ -88,6 +90,21 @@ def test_an_unknown_scope_is_refused(monkeypatch: pytest.MonkeyPatch):
 def test_bad_labels_are_refused_before_any_work(labels, message):
     with pytest.raises(ValueError, match=message):
         lam.fit_features(torch.full((8, 4), float("nan")), labels, torch.eye(3, 4), margin=0.7)
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ([make_network()], r"a torch.nn.Module, got list: give .* torch.nn.ModuleList\(members\)"),
+        (nn.Linear, "a torch.nn.Module, got type"),
+        (nn.ModuleList([make_network()] * 2), "members must be different networks, got one of them twice"),
+    ],
+)
+def test_what_cannot_hold_the_saved_networks_is_refused(network: Any, message: str, tmp_path: Path) -> None:
+    EnsembleEncoder([make_network(seed) for seed in range(2)], "2", rotations=None).save(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        lam.load(tmp_path, network)
 
 
 def test_labels_of_a_data_set_are_checked_before_the_network_runs():

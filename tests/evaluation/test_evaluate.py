@@ -187,7 +187,9 @@ def test_a_score_or_metric_that_is_entered_is_measured_and_named(monkeypatch: py
 def test_bad_input_is_refused():
     encoder = fit()
     batches = make_batches()
-    with pytest.raises(ValueError, match="evaluation in distribution needs batches of inputs with labels"):
+    with pytest.raises(
+        ValueError, match="evaluation in distribution needs a loader that yields batches of inputs with labels"
+    ):
         lam.evaluate(encoder, [batches[0][0]])
     with pytest.raises(ValueError, match="in-distribution items must be at least 2"):
         lam.evaluate(encoder, [(torch.randn(1, 6), torch.tensor([0]))])

@@ -24,6 +24,7 @@ UNUSUAL = 0.02
 
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
 """Scores that are higher for some kind of stranger."""
+_COPIES = {"knn": 1e-5, "cosine": 1e-5 - 1}  # greatest score of a copy of a known item
 _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 
 
@@ -38,8 +39,10 @@ class OneClassModel:
     distance is two-sided: each score enters as the log odds of its rank, extended beyond the extremes (`ExtendedOdds`).
     `joint_surprise` combines `STRANGER_SCORES`. Queries like the calibration's have a mean P(known) of about 0.99.
     Labels are not evidence: a query with hits that disagree is ambiguous, but known. Cosine and cosine spread, which
-    depend on the first hit, do not enter the distance: a query that the gallery holds finds itself, unlike calibration
-    queries.
+    depend on the first hit, do not enter the distance.
+
+    A training item or a gallery item is unlike the calibration queries in most scores. So P(known) is 1 for a query
+    that is nearer to a known item (`knn`) or to its first hit (`cosine`) than every calibration query, or is a copy.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
@@ -93,7 +96,11 @@ class OneClassModel:
         surprises = joint_surprise(odds[len(self.evidence) :])
         strangeness = statistic_odds((distance, surprises)).amax(0)
         beyond = (strangeness - self.unusual[-1]).clamp(min=0)
-        return (unusual.p_values(strangeness) * (-beyond).exp() / UNUSUAL).clamp(max=1)
+        p_known = (unusual.p_values(strangeness) * (-beyond).exp() / UNUSUAL).clamp(max=1)
+        for name in self.ranks.keys() & _COPIES:
+            is_near = scores[name].detach().cpu() < max(self.ranks[name].values[0], _COPIES[name])
+            p_known = p_known.masked_fill(is_near, 1.0)
+        return p_known
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor, ConformalScores, ExtendedOdds, ExtendedOdds]:

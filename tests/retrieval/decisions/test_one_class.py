@@ -10,11 +10,14 @@ from lam.retrieval.decisions.probability import RankOdds, folds
 from lam.retrieval.metrics.scores import SCORES
 
 
+_FAR = 10.0  # distances are positive
+
+
 def _scores(n: int, seed: int) -> dict[str, torch.Tensor]:
     """Three scores that depend on each other."""
     generator = torch.Generator().manual_seed(seed)
     common, own = torch.randn(n, generator=generator), torch.randn(3, n, generator=generator)
-    return {"kappa": (common + own[0]).exp(), "norm": common + 0.1 * own[1], "knn": own[2] - common}
+    return {"kappa": (common + own[0]).exp(), "norm": common + 0.1 * own[1], "knn": _FAR + own[2] - common}
 
 
 def _extended(values: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -31,6 +34,7 @@ def _extended(values: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 def test_p_known_is_that_of_a_slow_twin() -> None:
     scores, new = _scores(200, 0), {name: 2.5 * values for name, values in _scores(40, 1).items()}
+    new["knn"] -= 1.5 * _FAR
     scores["mean_cosine"], new["mean_cosine"] = scores["knn"] + scores["norm"], new["knn"] + new["norm"]
     known = OneClassModel.fit(scores)
     old, later = ({name: values.double().numpy() for name, values in of.items()} for of in (scores, new))
@@ -49,7 +53,8 @@ def test_p_known_is_that_of_a_slow_twin() -> None:
     unusual = np.maximum(_extended(distances, distances), _extended(surprises, surprises))
     of_new = np.maximum(_extended(distances, apart), _extended(surprises, surprise(old, later)))
     p = np.array([(1 + (unusual >= one).sum()) / 201 * np.exp(min(0, unusual.max() - one)) for one in of_new])
-    np.testing.assert_allclose(known(new).numpy(), np.minimum(1, p / UNUSUAL))
+    p = np.where(later["knn"] < old["knn"].min(), 1, np.minimum(1, p / UNUSUAL))
+    np.testing.assert_allclose(known(new).numpy(), p)
     assert 0 < float(known(new).min()) < 1
 
 
@@ -62,11 +67,23 @@ def test_whichever_way_a_score_goes_it_is_unusual_and_so_is_what_breaks_their_re
     scores = _scores(500, 0)
     known = OneClassModel.fit(scores)
     middle = {name: values.median() for name, values in scores.items()}
-    for name, value in (("norm", 30.0), ("norm", -30.0), ("knn", 30.0), ("knn", -30.0), ("kappa", 1e6)):
+    for name, value in (("norm", 30.0), ("norm", -30.0), ("knn", 40.0), ("kappa", 1e6)):
         assert float(known({**_row(middle), name: torch.tensor([value])})) < 0.2, (name, value)
     assert float(known(_row(middle))) == 1
-    usual_each = {**_row(middle), "norm": torch.tensor([2.0]), "knn": torch.tensor([2.0])}
+    usual_each = {**_row(middle), "norm": torch.tensor([2.0]), "knn": torch.tensor([_FAR + 2.0])}
     assert float(known(usual_each)) < 0.2  # they move against each other
+
+
+def test_what_is_nearer_to_a_known_item_than_every_calibration_query_is_known() -> None:
+    scores = _scores(500, 0)
+    scores["cosine"] = -0.5 - 0.01 * scores["norm"]
+    training = {**_row({name: values.median() for name, values in scores.items()}), "kappa": torch.tensor([-1e6])}
+    known = OneClassModel.fit(scores)
+    assert float(known(training)) < 0.2
+    for name, value in (("knn", 1.0), ("cosine", -0.9)):
+        assert float(known({**training, name: torch.tensor([value])})) == 1
+    with_copy = {**scores, "knn": torch.cat([torch.zeros(1), scores["knn"][1:]])}
+    assert float(OneClassModel.fit(with_copy)({**training, "knn": torch.tensor([1e-7])})) == 1
 
 
 def _row(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -78,7 +95,7 @@ def test_of_few_queries_what_is_far_is_unknown_and_what_is_constant_does_no_harm
     known = OneClassModel.fit(scores)
     assert float(known({**_scores(300, 1), "variance": torch.ones(300)}).mean()) > 0.95
     middle = _row({name: values.median() for name, values in scores.items()})
-    of_knn = [float(known({**middle, "knn": torch.tensor([value])})) for value in (0.0, 10.0, 100.0, 1e4, 1e8)]
+    of_knn = [float(known({**middle, "knn": torch.tensor([value])})) for value in (_FAR, 20.0, 110.0, 1e4, 1e8)]
     assert of_knn[0] == 1
     assert of_knn == sorted(of_knn, reverse=True)
     assert of_knn[-1] < 0.2

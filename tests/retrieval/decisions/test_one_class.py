@@ -9,7 +9,6 @@ from lam.retrieval.decisions.one_class import UNUSUAL, OneClassModel, is_evidenc
 from lam.retrieval.decisions.probability import RankOdds, folds
 from lam.retrieval.metrics.scores import SCORES
 
-
 _FAR = 10.0  # distances are positive
 
 

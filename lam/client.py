@@ -212,7 +212,14 @@ def _part(query: Query) -> Json:
     query = query.read_bytes() if isinstance(query, Path) else query
     if isinstance(query, bytes):
         return {"image": b64encode(query).decode()}
-    return {"text": query} if isinstance(query, str) else {"embedding": [*query.embedding], "kappa": query.kappa}
+    if isinstance(query, str):
+        return {"text": query}
+    if not isinstance(query, Embedding):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            "a query must be the bytes of an image file, its path as pathlib.Path, a text or an Embedding, got "
+            f"{type(query).__name__}"
+        )
+    return {"embedding": [*query.embedding], "kappa": query.kappa}
 
 
 def _path(id: str) -> str:

@@ -18,6 +18,7 @@ DEMOS = {
     "text": ("docstrings", "laplace_posthoc"),
     "images": ("spots", "laplace_posthoc"),
 }
+_SHOWN = 20  # items listed one by one
 _DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # with the paper's 3, drawn digits are recognised less well
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # the demo's 289 held-out digits are enough for these
 HEADLINES = {
@@ -227,8 +228,10 @@ def index(parsed: argparse.Namespace, _: list[str]) -> None:
     if enrolled.uncertain:
         fate = "skipped" if parsed.skip_uncertain else "kept"
         print(f"uncertain, kappa below the flag, {fate}: {len(enrolled.uncertain)}")
-        for path, kappa in enrolled.uncertain:
+        for path, kappa in enrolled.uncertain[:_SHOWN]:
             print(f"{kappa:10.4g}  {path}")
+        if (n_more := len(enrolled.uncertain) - _SHOWN) > 0:
+            print(f"and {n_more} more")
     is_text = any(item.text is not None for item in enrolled.items)
     what = "identities" if parsed.fuse else "texts" if is_text else "images"
     print(f"{len(enrolled)} {what}: {Path(parsed.run) / GALLERY}")

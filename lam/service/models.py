@@ -91,7 +91,7 @@ class _Item(Answer):
     images: Positive
     resultant: Share
     uncertain: bool | None
-    thumbnail: str | None
+    thumbnail: Annotated[str | None, Field(description="its path below the address of the run")]
     metadata: Metadata
     vector: Annotated[list[float] | None, Field(description="null without `with_vector`")] = None
 

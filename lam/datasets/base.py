@@ -42,7 +42,7 @@ class Preview:
     path: str
     picture: bytes | None = None
     text: str | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):

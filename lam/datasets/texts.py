@@ -118,7 +118,7 @@ class Texts(Dataset):
     """
 
     texts: tuple[str, ...]
-    metadata: tuple[Mapping[str, str], ...]
+    metadata: tuple[Mapping[str, Any], ...]
     paths: tuple[str, ...]
 
     def __init__(
@@ -130,7 +130,7 @@ class Texts(Dataset):
         classes: Sequence[str] | None = None,
         preprocessing: TextPreprocessing | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
-        metadata: Sequence[Mapping[str, str]] | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
         paths: Sequence[str] | None = None,
     ) -> None:
         per_item: Any = {
@@ -268,7 +268,7 @@ class _Row:
 
     text: str
     key: str
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, Any]
     path: str
 
 
@@ -281,8 +281,7 @@ def _read(
     if not answered:
         columns = Columns(columns.query, columns.label)
     used = (columns.text, columns.label, columns.question, columns.answer)
-    others = {name: values for name, values in table.columns.items() if name and name not in used}
-    metadata = [{name: of[row] for name, of in others.items() if of[row]} for row in range(len(table.lines))]
+    metadata = [table.metadata(row, used) for row in range(len(table.lines))]
     paths = [f"{table.path}:{line}" for line in table.lines]
 
     def rows(column: str | None) -> list[_Row]:
@@ -300,7 +299,7 @@ def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
     """The rows of each split in a column `split`; all rows as `train` if no value of the column names a split."""
     part_of = {name: part for part, names in PARTS.items() for name in names}
     columns = {name for row in rows for name in row.metadata if name.lower() == "split"}
-    values = [row.metadata.get(min(columns, default=""), "") for row in rows]
+    values = [str(row.metadata.get(min(columns, default=""), "")) for row in rows]
     if not any(value.lower() in part_of for value in values):
         return {"train": list(rows)}
     parts: dict[str, list[_Row]] = {}

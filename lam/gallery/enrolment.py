@@ -5,6 +5,7 @@ import json
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ class SourceImage:
     label: str
     content: int
     listed_id: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         try:

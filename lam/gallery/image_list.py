@@ -44,10 +44,9 @@ def _file(table: Table, name: str, line: int) -> Path:
 
 
 def _image(table: Table, row: int, file: Path) -> SourceImage:
-    fields = {name: column[row] for name, column in table.columns.items() if name != "path"}
-    item_id, label = fields.pop("id", ""), fields.pop("label", "")
+    item_id, label = (table.columns[name][row] if name in table else "" for name in ("id", "label"))
     label = "" if is_no_label(label) else label
-    metadata = {name: field for name, field in fields.items() if field}
+    metadata = table.metadata(row, ("path", "id", "label"))
     return SourceImage(str(file), label, file_id(file), item_id or None, metadata)
 
 

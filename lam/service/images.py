@@ -59,5 +59,8 @@ def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | No
         raise ServiceError(
             413,
             f"the image would take {needed} bytes to decode",
-            allowed={"max_decoded_bytes": settings.max_decoded, "or": "a smaller image, or a JPEG that is not progressive"},
+            allowed={
+                "max_decoded_bytes": settings.max_decoded,
+                "or": "a smaller image, or a JPEG that is not progressive",
+            },
         )

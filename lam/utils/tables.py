@@ -9,9 +9,9 @@ import math
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,12 +46,14 @@ class Table:
         columns: the text of every row by column name, without surrounding blanks.
         lines: number of the line, from 1, at which each row ends.
         unit: unit that `lines` counts: line, object (of a JSON file) or row (of a sheet).
+        values: the values of every row by column name, if the file has types: numbers, booleans, lists and objects.
     """
 
     path: Path
     columns: dict[str, list[str]]
     lines: list[int]
     unit: str = "line"
+    values: dict[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
@@ -74,8 +76,11 @@ class Table:
         if form in _OBJECTS:
             table = cls._of_objects(path, *_OBJECTS[form](path))
         elif form == ".xlsx":
-            rows = [(number, [_cell(value) for value in row]) for number, row in xlsx_rows(path)]
-            table = cls._of_rows(path, rows, "row")
+            sheet = xlsx_rows(path)
+            table = cls._of_rows(path, [(number, list(map(_cell, row))) for number, row in sheet], "row")
+            typed = [[_json(value) for value in row] for _, row in sheet[1 : len(table.lines) + 1]]
+            names = map(_cell, sheet[0][1]) if typed else ()
+            table = replace(table, values=dict(zip(names, zip(*typed, strict=True), strict=False)))
         else:
             table = cls._of_rows(path, _csv_rows(path, "\t" if form == ".tsv" else None))
         if absent := [name for name in needed if name not in table]:
@@ -107,7 +112,13 @@ class Table:
             rows = rows_of_tasks(path, rows)
         names = dict.fromkeys(str(name) for row in rows.values() for name in row)
         columns = {name: [_cell(row.get(name)) for row in rows.values()] for name in names}
-        return cls(path, columns, list(rows), unit)
+        values = {name: [_json(row.get(name)) for row in rows.values()] for name in names}
+        return cls(path, columns, list(rows), unit, values)
+
+    def metadata(self, row: int, without: Collection[str | None]) -> dict[str, Any]:
+        """The values of a row by column name, except empty values and the columns `without`."""
+        named = {name: column for name, column in self.columns.items() if name and name not in without}
+        return {name: self.values.get(name, column)[row] for name, column in named.items() if column[row]}
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
@@ -287,6 +298,13 @@ def _cell(value: object) -> str:
     if isinstance(value, int | float | list | dict):
         return json.dumps(value, default=str)
     return str(value).strip()
+
+
+def _json(value: object) -> Any:
+    """The value as JSON: numbers, booleans, lists and objects as they are, others as text."""
+    if isinstance(value, list | dict):
+        return json.loads(_cell(value))
+    return value if isinstance(value, int | float) and math.isfinite(value) else _cell(value)
 
 
 _OBJECTS = {".json": _json_rows, ".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}

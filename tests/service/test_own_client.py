@@ -130,6 +130,9 @@ def test_queries_are_sent_by_their_kind(png: bytes) -> None:
         {"text": "where?"}, {"embedding": [1.0, 0.0], "kappa": 5.0},
     ]  # fmt: skip
     assert all(request.url.query == b"k=10&min_probability=0.0" for request in requests)
+    query: Any = [1.0, 0.0]
+    with pytest.raises(TypeError, match="a query must be .*, got list"):
+        client.search(query)
 
 
 @pytest.mark.parametrize(

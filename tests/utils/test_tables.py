@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,34 @@ def test_the_first_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
     table = Table.read(tmp_path / "a.xlsx")
     assert table.columns == {**_COLUMNS, "n": ["3", ""]}
     assert (table.lines, table.unit) == ([3, 5], "row")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "xlsx", "csv"])
+def test_metadata_keep_the_types_of_the_file(tmp_path: Path, form: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "one", "year": 1999, "ok": True, "size": 0.5, "none": None},
+        {"text": "two", "year": None, "ok": False, "size": 2.5, "none": None},
+    ]
+    path = tmp_path / f"a.{form}"
+    if form == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif form == "parquet":
+        arrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), path)
+    elif form == "xlsx":
+        book = pytest.importorskip("openpyxl").Workbook()
+        for row in ([*rows[0]], *([*row.values()] for row in rows)):
+            book.active.append([*row[:1], None, *row[1:]])  # with a column that has no name
+        book.save(path)
+    else:
+        path.write_text("\n".join(",".join(map(str, row)) for row in ([*rows[0]], [*[*rows[0].values()][:4], ""])))
+    first = {"year": 1999, "ok": True, "size": 0.5}
+    expected = {name: str(value) for name, value in first.items()} if form == "csv" else first
+    found = Table.read(path).metadata(0, ("text",))
+    assert found == expected
+    assert {name: type(value) for name, value in found.items()} == {name: type(of) for name, of in expected.items()}
+    if form != "csv":
+        assert Table.read(path).metadata(1, ("text",)) == {"ok": False, "size": 2.5}
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jaxtyping
 import pytest
 
 from lam import client as module
@@ -117,7 +118,7 @@ def test_no_answer_and_no_json_are_the_same_exception(tmp_path: Path) -> None:
         client.search(tmp_path / "none.png")
 
 
-def test_queries_are_sent_by_their_kind(png: bytes) -> None:
+def test_queries_are_sent_by_their_kind(png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * 6)
     for query in (png, b"\xff\xd8\xff", b"RIFF1234WEBP", b"else", "where?", Embedding([1.0, 0.0], 5.0)):
         with pytest.raises(ServiceError, match="418: tea"):
@@ -131,6 +132,7 @@ def test_queries_are_sent_by_their_kind(png: bytes) -> None:
     ]  # fmt: skip
     assert all(request.url.query == b"k=10&min_probability=0.0" for request in requests)
     query: Any = [1.0, 0.0]
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(TypeError, match="a query must be .*, got list"):
         client.search(query)
 

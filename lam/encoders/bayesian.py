@@ -122,11 +122,6 @@ class BayesianEncoder(Encoder):
 
         return predict
 
-    def save(self, folder: str | Path) -> None:
-        """See `Encoder.save`."""
-        self._check_head()
-        super().save(folder)
-
     def _check_head(self) -> None:
         """Reject a network that was trained on since the fit."""
         if self.network is not None and self.head != ADDED:
@@ -301,6 +296,7 @@ class BayesianEncoder(Encoder):
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of the posterior: weight, bias and the sums of the curvature."""
+        self._check_head()
         return self.posterior.tensors()
 
     @classmethod

@@ -336,7 +336,7 @@ def test_all_queries_count_for_a_flag(run_copy: Path, asked: tuple[str, ...]) ->
             "flag 'knn' compares with training features: leave out reference=0",
         ),
         (("--flag=length", *TARGETS), "flag must be one of kappa, "),
-        (("--flag=p_known", *TARGETS), "flag 'p_known' needs an encoder that has learnt ambiguity"),
+        (("--flag=p_known", *TARGETS), "flag 'p_known' needs features and an encoder that has learnt ambiguity"),
         (("--folder=nowhere", *TARGETS), "nowhere"),
         (("--target-wrong=2", *TARGETS), "target wrong must lie in (0, 1), got 2"),
     ],

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class Table:
     columns: dict[str, list[str]]
     lines: list[int]
     unit: str = "line"
-    values: dict[str, Sequence[Any]] = field(default_factory=dict)
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":

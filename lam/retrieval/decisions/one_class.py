@@ -24,7 +24,7 @@ UNUSUAL = 0.02
 
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
 """Scores that are higher for some kind of stranger."""
-_COPIES = {"knn": 1e-5, "cosine": 1e-5 - 1}  # greatest score of a copy of a known item
+_COPIES = {"knn": 1e-10, "cosine": -1.0}  # greatest score of a copy of a known item; a cosine rounds too coarsely
 _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 
 

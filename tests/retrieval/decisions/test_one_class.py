@@ -82,7 +82,9 @@ def test_what_is_nearer_to_a_known_item_than_every_calibration_query_is_known() 
     for name, value in (("knn", 1.0), ("cosine", -0.9)):
         assert float(known({**training, name: torch.tensor([value])})) == 1
     with_copy = {**scores, "knn": torch.cat([torch.zeros(1), scores["knn"][1:]])}
-    assert float(OneClassModel.fit(with_copy)({**training, "knn": torch.tensor([1e-7])})) == 1
+    assert float(OneClassModel.fit(with_copy)({**training, "knn": torch.tensor([1e-12])})) == 1
+    collapsed = {**scores, "cosine": 1e-7 * torch.rand(500) - 1 + 1e-6}  # all hits have nearly the cosine 1
+    assert float(OneClassModel.fit(collapsed)({**training, "cosine": torch.tensor([-1 + 1.5e-6])})) < 0.2
 
 
 def _row(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

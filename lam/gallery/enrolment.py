@@ -104,7 +104,7 @@ def enrol(
 
     Raises:
         ValueError: if no image is left; for embeddings that an index cannot hold; with `fuse`, for an image without id
-            and label, or an id with several labels.
+            and label, or an id with several labels; without `fuse`, for different images or texts with one listed id.
     """
     kappa = embeddings.kappa.tolist()
     is_uncertain = [flag_below is not None and value < flag_below for value in kappa]
@@ -116,6 +116,7 @@ def enrol(
     for row in kept:
         rows_by_id.setdefault(_identity(images[row]) if fuse else images[row].id, []).append(row)
     if not fuse:
+        _refuse_shared_ids(images, rows_by_id.values())
         _warn_of_several_labels(images, rows_by_id.values())
     rows_by_id = {item_id: _distinct(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
@@ -133,6 +134,16 @@ def enrol(
         for at, (item_id, rows) in enumerate(rows_by_id.items())
     )  # fmt: skip
     return Enrolment(items, fused, uncertain)
+
+
+def _refuse_shared_ids(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
+    for first, *others in groups:
+        for row in others:
+            if images[row].content != images[first].content:
+                raise ValueError(
+                    f"{images[row].path}: id {images[row].id!r} is already at {images[first].path}; ids must differ, "
+                    "unless items with one id are fused (--fuse)"
+                )
 
 
 def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:

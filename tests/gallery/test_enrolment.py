@@ -38,6 +38,14 @@ def test_one_image_with_several_labels_is_said() -> None:
         enrol([images[0], images[0], images[2]], embeddings(3))
 
 
+def test_texts_that_share_a_listed_id_are_not_dropped() -> None:
+    texts = [SourceImage(f"t.csv:{row}", "x", content, "doc") for row, content in enumerate((5, 5, 6), 1)]
+    assert len(enrol(texts[:2], embeddings(2))) == 1
+    assert enrol(texts, embeddings(3), fuse=True).items[0].images.count == 2
+    with pytest.raises(ValueError, match=r"t\.csv:3: id 'doc' is already at t\.csv:1; ids must differ.*--fuse"):
+        enrol(texts, embeddings(3))
+
+
 def test_the_gate_looks_at_images_before_they_are_fused() -> None:
     entries = [SourceImage(path, "x", number) for number, path in enumerate("abcd")]
     given = embeddings(4)

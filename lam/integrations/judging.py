@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +60,11 @@ def fields_of(item: Item) -> dict[str, Any]:
     """Metadata and label of an item, without its text."""
     fields = {**json.loads(item.metadata), "label": item.label}
     return {name: value for name, value in fields.items() if name != "text"}
+
+
+def label_of(fields: Mapping[str, Any], name: str) -> str:
+    """The label in this field of the metadata; empty without one. The number 0 is a label."""
+    return "" if (label := fields.get(name)) is None else str(label)
 
 
 def text_encoder(encoder: Encoder) -> Encoder:

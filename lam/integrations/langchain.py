@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lam.encoders.base import Encoder
-from lam.integrations.judging import Judgement, OnUnknown, fields_of, judge_each, predict_texts, text_encoder
+from lam.integrations.judging import Judgement, OnUnknown, fields_of, judge_each, label_of, predict_texts, text_encoder
 from lam.integrations.memory import VectorMemory
 from lam.retrieval.decisions.calibration import Calibration
 from lam.runs.finished import Run
@@ -122,7 +122,7 @@ class LamVectorStore(VectorStore):
             )
         asked = predict_texts(embedding.encoder, [query], n_samples=embedding.n_samples)
         documents, cosines, _ = self._memory.ranked(asked.embeddings.mean[0], filter)
-        labels = [str(document.metadata.get(self._label) or "") for document in documents]
+        labels = [label_of(document.metadata, self._label) for document in documents]
         return judge_each(self._calibration, asked, cosines, labels, k=k), documents[:k]
 
     def _similarity_search_with_relevance_scores(self, query: str, k: int = 4, **options: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from lam.encoders.base import Encoder
-from lam.integrations.judging import OnUnknown, fields_of, judge_each, predict_texts, text_encoder
+from lam.integrations.judging import OnUnknown, fields_of, judge_each, label_of, predict_texts, text_encoder
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run
@@ -81,7 +81,7 @@ class LamPostprocessor(BaseNodePostprocessor):
         size = self.calibration.gallery_size if self.gallery_size is None else self.gallery_size
         cosines = _cosines_of(nodes, min(N_HITS, size))
         asked = predict_texts(self.encoder, [query_bundle.query_str], n_samples=self.n_samples)
-        labels = [str(node.metadata.get(self.label) or "") for node in nodes]
+        labels = [label_of(node.metadata, self.label) for node in nodes]
         judged = judge_each(self.calibration, asked, cosines, labels, k=self.top_n, gallery_size=size)
         if not judged.is_shown(self.on_unknown):
             return []

@@ -98,6 +98,16 @@ def test_a_document_without_a_label_is_a_class_of_its_own(run: Run) -> None:
     assert [relevance for name, relevance in found.items() if name != "bare"] != [found["bare"]] * 3
 
 
+def test_the_label_zero_is_a_label(run: Run, store: LamVectorStore) -> None:
+    documents, numbered = store.similarity_search(KNOWN, k=1000), LamVectorStore(store.embeddings, run.calibration)
+    number = {label: place for place, label in enumerate(dict.fromkeys(each.metadata["label"] for each in documents))}
+    texts, labels = [each.page_content for each in documents], [number[each.metadata["label"]] for each in documents]
+    numbered.add_texts(texts, [{"label": label} for label in labels])
+    expected, judged = store.judge(KNOWN)[0], numbered.judge(KNOWN)[0]
+    assert labels[0] == 0
+    assert judged.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
+
+
 @pytest.mark.parametrize("query", [KNOWN, "rail flour piano"])
 async def test_the_threshold_of_a_stock_retriever_is_a_probability(store: LamVectorStore, query: str) -> None:
     scored = store.similarity_search_with_relevance_scores(query, k=20)

@@ -97,17 +97,38 @@ class LamVectorStore(VectorStore):
 
     def similarity_search_with_score(self, query: str, k: int = 4, *, filter: Filter = None) -> Any:
         """The nearest documents that a filter keeps, with their cosines."""
+        return self.similarity_search_with_score_by_vector(self._embedding.embed_query(query), k, filter=filter)
+
+    def similarity_search_with_score_by_vector(
+        self, embedding: list[float], k: int = 4, *, filter: Filter = None
+    ) -> list[tuple[Document, float]]:
+        """The documents nearest to an embedding that a filter keeps, with their cosines."""
         check_at_least("k", k, 1)
-        documents, cosines, _ = self._memory.ranked(torch.tensor(self._embedding.embed_query(query)), filter)
+        documents, cosines, _ = self._memory.ranked(torch.tensor(embedding), filter)
         return list(zip(documents[:k], cosines[:k].tolist(), strict=True))
 
     def similarity_search(self, query: str, k: int = 4, **options: Any) -> list[Document]:
         return [document for document, _ in self.similarity_search_with_score(query, k, **options)]
 
-    def max_marginal_relevance_search(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, *, filter: Filter = None
+    def similarity_search_by_vector(self, embedding: list[float], k: int = 4, **options: Any) -> list[Document]:
+        return [document for document, _ in self.similarity_search_with_score_by_vector(embedding, k, **options)]
+
+    def max_marginal_relevance_search(
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **options: Any
     ) -> list[Document]:
-        vector = torch.tensor(self._embedding.embed_query(query))
+        embedding = self._embedding.embed_query(query)
+        return self.max_marginal_relevance_search_by_vector(embedding, k, fetch_k, lambda_mult, **options)
+
+    def max_marginal_relevance_search_by_vector(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        *,
+        filter: Filter = None,
+    ) -> list[Document]:
+        vector = torch.tensor(embedding)
         documents, _, vectors = self._memory.ranked(vector, filter)
         chosen = maximal_marginal_relevance(vector.numpy(), vectors[:fetch_k].tolist(), lambda_mult, k)
         return [documents[place] for place in chosen]

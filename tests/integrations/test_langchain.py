@@ -208,6 +208,17 @@ def test_a_diverse_search_finds_what_that_of_langchain_finds(k: int, towards_que
     assert found == filled(InMemoryVectorStore).max_marginal_relevance_search("word7", **options)
 
 
+@pytest.mark.parametrize(
+    "search", ["similarity_search", "similarity_search_with_score", "max_marginal_relevance_search"]
+)
+def test_a_search_by_vector_finds_what_the_search_of_its_text_finds(search: str) -> None:
+    store = filled(LamVectorStore)
+    vector = store.embeddings.embed_query("word7")
+    expected = getattr(store, search)("word7", k=3, filter=is_even)
+    assert len(expected) == 3
+    assert getattr(store, f"{search}_by_vector")(vector, k=3, filter=is_even) == expected
+
+
 def test_deleting_none_deletes_all(run: Run) -> None:
     store = LamVectorStore.from_texts(WORDS, LamEmbeddings(run.encoder), ids=WORDS, calibration=run.calibration)
     assert store.delete()

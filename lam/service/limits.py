@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -120,6 +120,10 @@ class Limits:
             self._require_host(headers)
             found, path = self._sites.find(scope["path"])
             if found is None:
+                name = scope["path"].removeprefix(PREFIX)
+                if scope["method"] in ("GET", "HEAD") and name in self._sites:
+                    await send.answer(307, {"Location": f"./{quote(name)}/"})  # relative, as a proxy may add a prefix
+                    return
                 self._require_right(scope["method"], GUARDED[0], headers)
                 raise ServiceError(
                     404, "there is no run of this name", allowed=[f"{PREFIX}{name}/" for name in self._sites]

@@ -56,7 +56,18 @@ def test_each_run_answers_under_its_name_and_the_first_at_the_root(
     }
 
 
-@pytest.mark.parametrize("path", ["/runs/third/v1/model", "/runs/third/", "/runs/second", "/runs/", "/runs//v1/model"])
+@pytest.mark.parametrize("keys", [None, Keys({"k" * 9: "write"})])
+def test_the_name_of_a_run_without_a_slash_leads_to_its_page(
+    two: tuple[ServedRuns, TestClient], keys: Keys | None
+) -> None:
+    client = TestClient(Limits(two[0].sites, SMALL, keys=keys), base_url=HOST)
+    answer = client.get("/runs/second", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "./second/")
+    assert client.get("/runs/second").text == client.get("/runs/second/").text
+    assert client.post("/runs/second", headers={"X-API-Key": "k" * 9}).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/runs/third/v1/model", "/runs/third/", "/runs/third", "/runs/", "/runs//v1/model"])
 def test_an_unknown_run_is_404_and_tells_the_names_to_those_with_a_key(
     two: tuple[ServedRuns, TestClient], path: str
 ) -> None:

@@ -219,7 +219,7 @@ def _part(query: Query) -> Json:
             "a query must be the bytes of an image file, its path as pathlib.Path, a text or an Embedding, got "
             f"{type(query).__name__}"
         )
-    return {"embedding": [*query.embedding], "kappa": query.kappa}
+    return {"embedding": [*map(float, query.embedding)], "kappa": float(query.kappa)}  # elements may be of numpy, torch
 
 
 def _path(id: str) -> str:

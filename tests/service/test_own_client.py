@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import jaxtyping
+import numpy as np
 import pytest
+import torch
 
 from lam import client as module
 from lam.client import Answer, Client, Comparison, Embedding, Hit, Item, ServiceError
@@ -135,6 +137,16 @@ def test_queries_are_sent_by_their_kind(png: bytes, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(TypeError, match="a query must be .*, got list"):
         client.search(query)
+
+
+@pytest.mark.parametrize("vector", [np.array([0.6, 0.8], np.float32), torch.tensor([0.6, 0.8])])
+def test_vectors_of_other_libraries_are_sent(vector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    client, requests = answering(httpx.Response(418, json={"error": "tea"}))
+    with pytest.raises(ServiceError, match="418"):
+        client.search(Embedding(vector, vector[0]))
+    sent = json.loads(requests[0].content)
+    assert [*sent["embedding"], sent["kappa"]] == pytest.approx([0.6, 0.8, 0.6])
 
 
 @pytest.mark.parametrize(

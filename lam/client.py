@@ -223,4 +223,8 @@ def _part(query: Query) -> Json:
 
 
 def _path(id: str) -> str:
+    if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"an id must be a text, got {type(id).__name__}: give str(id)")
+    if {".", ".."} & {*id.split("/")}:  # httpx would resolve them, and reach another item
+        raise ValueError(f"an id has no part . or .., got {id!r}")
     return f"/v1/items/{quote(id, safe='/')}"

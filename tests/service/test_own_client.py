@@ -94,6 +94,18 @@ def test_a_refusal_is_one_exception(asked: Client, png: bytes) -> None:
         other.search(png)
 
 
+@pytest.mark.parametrize(
+    ("id", "error"), [("none/../a", ValueError), ("..", ValueError), ("./a", ValueError), (5, TypeError)]
+)
+def test_an_id_never_leads_to_another_item(id: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    client, requests = answering()
+    for ask in (client.get, client.delete, client.patch):
+        with pytest.raises(error, match=r"an id has no part|an id must be a text, got int: give str"):
+            ask(id)
+    assert not requests
+
+
 def test_what_is_busy_is_asked_again_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)

@@ -20,7 +20,8 @@ class ServiceError(Exception):
     """A failed request: its HTTP `status` (None without an answer), and what the service would have `allowed`."""
 
     def __init__(self, status: int | None, message: str, allowed: Any = None, request_id: str | None = None) -> None:
-        super().__init__(f"{'no answer' if status is None else status}: {message}")
+        what = f"{'no answer' if status is None else status}: {message}"
+        super().__init__(what if allowed is None else f"{what}, allowed: {allowed!s:.400}")
         self.status, self.message, self.allowed, self.request_id = status, message, allowed, request_id
 
 
@@ -114,6 +115,8 @@ class Client:
 
     def search_batch(self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None) -> list[Answer]:
         """Search for several queries in one request, which is faster; a refused query raises a `ServiceError`."""
+        if isinstance(queries, str):
+            raise TypeError("queries must be a list, got a text: give [text]")
         body = {"queries": [_part(query) for query in queries]}
         answers = self._ask("POST", "/v1/search/batch", body, k=k, filter=filter)["answers"]
         for place, found in enumerate(answers):

@@ -85,7 +85,7 @@ def test_a_refusal_is_one_exception(asked: Client, png: bytes) -> None:
     with pytest.raises(ServiceError, match="404: there is no item") as refusal:
         asked.get("none")
     assert refusal.value.request_id
-    with pytest.raises(ServiceError, match="422: k") as refusal:
+    with pytest.raises(ServiceError, match="422: k.*allowed.*100") as refusal:
         asked.search(png, k=0)
     assert refusal.value.allowed["minimum"] == 1
     with pytest.raises(ServiceError, match="415"):
@@ -103,6 +103,19 @@ def test_an_id_never_leads_to_another_item(id: Any, error: type[Exception], monk
     for ask in (client.get, client.delete, client.patch):
         with pytest.raises(error, match=r"an id has no part|an id must be a text, got int: give str"):
             ask(id)
+    assert not requests
+
+
+def test_a_refusal_says_what_is_allowed() -> None:
+    client, _ = answering(httpx.Response(422, json={"error": "embedding has length 2", "allowed": "a unit vector"}))
+    with pytest.raises(ServiceError, match="^422: embedding has length 2, allowed: a unit vector$"):
+        client.embed("text")
+
+
+def test_one_text_is_no_batch() -> None:
+    client, requests = answering()
+    with pytest.raises(TypeError, match=r"queries must be a list, got a text: give \[text\]"):
+        client.search_batch("hello")
     assert not requests
 
 

@@ -70,9 +70,12 @@ class QdrantGallery:
         if (distance := named[vector].distance) != models.Distance.COSINE:
             raise ValueError(f"decisions need distance Cosine, {collection!r} has {distance.value}: make another one")
         self.dimension: int = named[vector].size
+        self._searched = None
+        if vector is not None:  # a point may lack one of the named vectors
+            self._searched = models.Filter(must=[models.HasVectorCondition(has_vector=vector)])
 
     def __len__(self) -> int:
-        return self.client.count(self.collection, exact=True).count
+        return self.client.count(self.collection, count_filter=self._searched, exact=True).count
 
     def add(
         self,
@@ -102,16 +105,22 @@ class QdrantGallery:
             self.client.upsert(self.collection, points[start : start + _PAGE], wait=True)
 
     def vectors(self) -> tuple[Float[Tensor, "G D"], list[str]]:
-        """Vectors and labels of all points; a point without a label has an empty one."""
-        rows, labels, offset = [], [], None
+        """Vectors and labels of all points that have the vector; a point without a label has an empty one."""
+        pages, labels, offset = [torch.empty(0, self.dimension)], list[str](), None
         while True:
             points, offset = self.client.scroll(
-                self.collection, limit=_PAGE, offset=offset, with_payload=[self._label], with_vectors=True
+                self.collection,
+                self._searched,
+                limit=_PAGE,
+                offset=offset,
+                with_payload=[self._label],
+                with_vectors=True if self._vector is None else [self._vector],
             )
-            rows += [point.vector if self._vector is None else point.vector[self._vector] for point in points]
+            rows = [point.vector if self._vector is None else point.vector[self._vector] for point in points]
+            pages.append(torch.tensor(rows).reshape(len(rows), self.dimension))
             labels += [self._label_of(point) for point in points]
             if offset is None:
-                return torch.tensor(rows).reshape(len(rows), self.dimension), labels
+                return torch.cat(pages), labels
 
     def calibrate(self, queries: Embeddings, labels: Sequence[str], choices: Choices | None = None) -> Calibration:
         """Calibration on the collection; arguments and errors as in `lam.retrieval.calibrate_vectors`."""

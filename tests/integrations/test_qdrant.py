@@ -60,6 +60,15 @@ def test_an_existing_collection_is_judged_like_lams_own_gallery(client: Any, vec
         assert [point.score for point in answer.points] == pytest.approx(score[:3].tolist(), abs=1e-6)
 
 
+def test_points_without_the_vector_are_no_items(client: Any) -> None:
+    from qdrant_client import models
+
+    store = QdrantGallery(client, collection(client, vector="dense"), label="topic", vector="dense")
+    client.upsert("help", [models.PointStruct(id=G, vector={"other": [1.0] * D}, payload={"topic": "3"})])
+    assert len(store) == len(store.vectors()[0]) == len(store.vectors()[1]) == G
+    assert store.calibrate(*items(Q, 2), CHOICES).gallery_size == G
+
+
 def test_points_that_lam_adds_are_found_and_replaced(client: Any) -> None:
     from qdrant_client import models
 

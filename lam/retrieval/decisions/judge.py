@@ -15,6 +15,7 @@ The hits must satisfy a contract, because thresholds and probabilities are learn
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,7 +34,7 @@ _BEYOND_ONE = 1e-3  # rounding of half precision
 _RISE = 1e-5  # rounding may let scores rise by this much
 
 Queries = Embeddings | tuple[Any, Any]
-"""Embeddings of lam, or a pair (mean, κ): Q unit vectors and Q concentrations, as tensors, arrays or lists."""
+"""Embeddings of lam, or a pair (mean, κ): Q unit vectors and Q concentrations, as tensors, arrays, tables or lists."""
 
 
 def judge(
@@ -128,7 +129,7 @@ def _embeddings(queries: Queries) -> Embeddings:
                 f"queries must be lam.Embeddings or a pair (mean, κ), got {type(queries).__name__}: κ says how certain "
                 "each query is"
             )
-        mean, kappa = _rows("queries", queries[0]), torch.as_tensor(queries[1]).double()
+        mean, kappa = _rows("queries", queries[0]), _tensor(queries[1]).double()
         # NaN and negative numbers stay, for the check
         queries = _plain(mean, torch.where(kappa >= 0, kappa.clamp(*KAPPA_RANGE), kappa))
     _check_units("queries", queries, queries.dimension)
@@ -157,10 +158,16 @@ def _plain(mean: Tensor, kappa: Tensor) -> Embeddings:
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
 
 
+def _tensor(values: Any) -> Tensor:
+    if hasattr(values, "to_numpy"):  # pandas: torch would look rows up by the labels of the index
+        values = np.stack([*values.to_numpy()])
+    return torch.as_tensor(values)
+
+
 def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
     """A matrix from a tensor, an array or lists."""
     try:
-        rows = torch.as_tensor(values)
+        rows = _tensor(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name} must be a matrix of numbers, with rows of one length ({error})") from None
     if rows.ndim != 2:

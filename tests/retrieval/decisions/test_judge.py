@@ -47,7 +47,14 @@ def hits(mean: Tensor, k: int = 50) -> tuple[Tensor, list[list[str]]]:
     return scores[:, :k], [[labels[place] for place in row] for row in places[:, :k].tolist()]
 
 
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "lists"])
+def table(values: Tensor) -> Any:
+    """A table or column of pandas, with an index that does not begin at 0."""
+    pandas = pytest.importorskip("pandas")
+    kind = pandas.DataFrame if values.ndim == 2 else pandas.Series
+    return kind(values.numpy(), index=range(5, 5 + len(values)))
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "lists", "tables"])
 def test_decisions_on_plain_values_are_those_of_the_index(kind: str) -> None:
     queries, _ = items(50, 3, classes=10)
     stored, stored_labels = gallery()
@@ -57,7 +64,7 @@ def test_decisions_on_plain_values_are_those_of_the_index(kind: str) -> None:
     numbers = label_numbers([[stored_labels[place] for place in row] for row in found.ids.tolist()])
     expected = calibration().decide(found, queries, labels=numbers, gallery_size=G)
     scores, labels = hits(queries.mean)
-    plain: Any = {"tensors": lambda x: x, "arrays": Tensor.numpy, "lists": Tensor.tolist}[kind]
+    plain: Any = {"tensors": lambda x: x, "arrays": Tensor.numpy, "lists": Tensor.tolist, "tables": table}[kind]
     got = judge(calibration(), (plain(queries.mean), plain(queries.kappa)), plain(scores), labels, gallery_size=G)
     assert got.decision == expected.decision
     assert set(got.decision) >= {"match", "unknown"}

@@ -75,8 +75,13 @@ class KappaModule(Module):
 def with_kappa(model: SentenceTransformer, encoder: BayesianEncoder) -> SentenceTransformer:
     """A new model that also computes κ: `encode` returns the same embeddings, `encode(output_value=None)` also κ.
 
-    An encoder for embeddings of another width is a `ValueError`.
+    An encoder for embeddings of another width is a `ValueError`, and so is a model with `truncate_dim`.
     """
+    if model.truncate_dim is not None:  # the model truncates after its last module
+        raise ValueError(
+            f"κ belongs to whole embeddings, the model has truncate_dim={model.truncate_dim}: set it to None, and give "
+            "truncate_dim to encode"
+        )
     module, width = KappaModule(encoder), model.get_embedding_dimension()
     if module.width != width:
         raise ValueError(f"the encoder takes embeddings of width {module.width}, the model gives {width}")

@@ -147,6 +147,14 @@ def test_the_encoder_must_take_the_embeddings_of_the_model(model: SentenceTransf
         KappaModule(other)({"sentence_embedding": torch.randn(2, 16)})
 
 
+def test_a_model_that_truncates_is_an_error(
+    model: SentenceTransformer, encoder: lam.BayesianEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "truncate_dim", 5)
+    with pytest.raises(ValueError, match="has truncate_dim=5: set it to None"):
+        with_kappa(model, encoder)
+
+
 @pytest.mark.usefixtures("as_in_production")
 def test_kappa_needs_a_posterior(model: SentenceTransformer) -> None:
     with pytest.raises(ValueError, match="needs a posterior over the last layer, got Linear"):

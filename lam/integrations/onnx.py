@@ -34,8 +34,10 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
         options: `n_samples`, as in `BayesianEncoder.export`.
 
     Raises:
-        ValueError: as `BayesianEncoder.export`, and for a network with operators that ONNX lacks.
+        ValueError: as `BayesianEncoder.export`, for another encoder, and for a network with operators that ONNX lacks.
     """
+    if not isinstance(encoder, BayesianEncoder):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"export takes a BayesianEncoder, such as lam.fit returns, got {type(encoder).__name__}")
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         encoder.export(program := Path(folder) / "encoder.pt2", example, **options)
         warnings.simplefilter("ignore")  # the exporter warns of its own libraries

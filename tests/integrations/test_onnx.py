@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import lam
+from lam.encoders.deterministic import DeterministicEncoder
 from lam.integrations import onnx
 from lam.vmf import bessel
 
@@ -86,3 +87,10 @@ def test_an_encoder_without_a_network_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="without a network cannot be exported"):
         onnx.export(features, tmp_path / "encoder.onnx", torch.randn(2, 8))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_another_encoder_is_an_error(tmp_path: Path) -> None:
+    other: Any = DeterministicEncoder(nn.Sequential(nn.Linear(2, 2)), "0")
+    with pytest.raises(ValueError, match="export takes a BayesianEncoder, .*, got DeterministicEncoder"):
+        onnx.export(other, tmp_path / "encoder.onnx")

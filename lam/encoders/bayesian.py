@@ -19,7 +19,7 @@ from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.outputs import check_feature_values
-from lam.models.head import ADDED, check_weight, features_and_output
+from lam.models.head import ADDED, check_weights, features_and_output
 from lam.models.weights import by_plain_name
 from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
@@ -125,7 +125,7 @@ class BayesianEncoder(Encoder):
     def _check_head(self) -> None:
         """Reject a network that was trained on since the fit."""
         if self.network is not None and self.head != ADDED:
-            check_weight(self.network, self.head, self.posterior.weight)
+            check_weights(self.network, self.head, self.posterior.weight, self.posterior.bias)
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
         """Metrics of tuning, recommendation and curvature, and the share of the variance from clipped curvature."""

@@ -125,16 +125,22 @@ def head_input_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[A
     return head_inputs[-1], output
 
 
-def check_weight(network: nn.Module, head: str, weight: Float[Tensor, "D P"]) -> None:
-    """Require that the head still has this weight, up to rounding."""
+def check_weights(
+    network: nn.Module, head: str, weight: Float[Tensor, "D P"], bias: Float[Tensor, " D"] | None
+) -> None:
+    """Require that the head still has this weight and bias, up to rounding to the head's type."""
     layer: Any = network.get_submodule(head)
     with evaluating(layer):
-        own = layer.weight.to(weight)
-    if own.shape != weight.shape or (own - weight).norm() > _CHANGED * weight.norm():
-        raise ValueError(
-            f"the weight of {head!r} has changed since the posterior was fitted, so κ would be wrong: fit again, or "
-            "give lam.fit a copy of the network (copy.deepcopy) and train the other"
-        )
+        own = [part for part in (layer.weight, layer.bias) if part is not None]
+    fitted = [part for part in (weight, bias) if part is not None]
+    if [part.shape for part in own] == [part.shape for part in fitted]:
+        gaps = [(one.to(part) - part.to(one.dtype).to(part)).norm() for one, part in zip(own, fitted, strict=True)]
+        if torch.stack(gaps).norm() <= _CHANGED * torch.stack([part.norm() for part in fitted]).norm():
+            return
+    raise ValueError(
+        f"the weight or bias of {head!r} has changed since the posterior was fitted, so κ would be wrong: fit again, "
+        "or give lam.fit a copy of the network (copy.deepcopy) and train the other"
+    )
 
 
 @contextmanager

@@ -44,6 +44,24 @@ def test_a_network_that_was_trained_since_the_fit_is_rejected(use: str, layer: s
     assert not list(tmp_path.iterdir())
 
 
+def test_a_head_whose_bias_alone_changed_is_rejected():
+    network, batches = make_network(), make_batches()
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    with torch.no_grad():
+        network[2].bias.add_(0.5)
+    with pytest.raises(ValueError, match="bias of '2' has changed"):
+        encoder.embed(batches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_network_may_be_converted_after_the_fit(dtype: torch.dtype):
+    network, batches = make_network(), make_batches()
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    inputs, before = batches[0][0], encoder.embed(batches[0][0]).kappa
+    network.to(dtype)
+    torch.testing.assert_close(encoder.embed(inputs.to(dtype)).kappa, before, rtol=0.3, atol=0)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-3, 1e12])
 @pytest.mark.parametrize("head", [None, "identity", "train"])

@@ -325,10 +325,12 @@ class BayesianEncoder(Encoder):
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
 
         Raises:
-            ValueError: without a network, or with neither an example nor a preprocessing of fixed shape.
+            ValueError: without a network, with neither an example nor a preprocessing of fixed shape, or for a head
+                that was trained on since the fit.
         """
         if self.network is None:
             raise ValueError("an encoder without a network cannot be exported: its inputs are features")
+        self._check_head()
         if example is None:
             shape = None if self.preprocessing is None else self.preprocessing.shape
             if shape is None:

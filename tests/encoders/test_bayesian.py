@@ -25,7 +25,7 @@ def test_features_are_what_enters_the_head():
 
 
 @pytest.mark.parametrize("layer", ["plain", "weight_norm"])
-@pytest.mark.parametrize("use", ["embed", "features", "tune", "forget", "save"])
+@pytest.mark.parametrize("use", ["embed", "features", "tune", "forget", "save", "export"])
 def test_a_network_that_was_trained_since_the_fit_is_rejected(use: str, layer: str, tmp_path):
     network, batches = make_network(), make_batches()
     if layer == "weight_norm":
@@ -35,6 +35,7 @@ def test_a_network_that_was_trained_since_the_fit_is_rejected(use: str, layer: s
         name: lambda name=name: getattr(encoder, name)(batches) for name in ("embed", "features", "tune", "forget")
     }
     actions["save"] = lambda: encoder.save(tmp_path / "encoder")
+    actions["export"] = lambda: encoder.export(tmp_path / "encoder.pt2", batches[0][0])
     actions["embed"]()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     network(batches[0][0]).square().sum().backward()

@@ -72,7 +72,7 @@ def evaluate(
     id: HeldOut | Iterable[Batch],
     ood: Iterable[Batch] | Mapping[str, Iterable[Batch]] | None = None,
     *,
-    reference: Reference | None = None,
+    reference: Reference | Float[Tensor, "O P"] | None = None,
     n_samples: int | None = None,
     costly: bool = False,
     progress: bool = False,
@@ -91,7 +91,8 @@ def evaluate(
         encoder: the encoder to evaluate.
         id: in-distribution items outside training and tuning. If they have soft labels, scores are compared with these.
         ood: out-of-distribution batches, or several sets by name, the main one first.
-        reference: features of training items, for scores by distance to them.
+        reference: features of training items, such as `encoder.features(loader)`, for scores by distance to them; a
+            `lam.retrieval.metrics.reference.Reference` may also hold their labels.
         n_samples: number S of samples for κ and for the calibration; by default the encoder's own.
         costly: also measure clusters and, with a labelled reference, the accuracy of neighbours and a linear probe.
         progress: show progress bars on standard error.
@@ -102,6 +103,13 @@ def evaluate(
     """
     if not isinstance(encoder, Encoder):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"encoder must be a lam.Encoder, got {type(encoder).__name__}: lam.fit makes one of a network")
+    if isinstance(reference, Tensor):
+        reference = Reference.of(reference)
+    if not isinstance(reference, Reference | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"reference must be features (O, P) of training items, got {type(reference).__name__}: give "
+            "encoder.features(loader)"
+        )
     sets: Mapping[str, Any] = {} if ood is None else ood if isinstance(ood, Mapping) else {"ood": ood}
     if sets and encoder.ood_score == "knn" and reference is None:
         raise ValueError(

@@ -289,9 +289,11 @@ def test_an_encoder_moves_to_devices_but_not_to_a_type():
 
 
 @pytest.mark.usefixtures("as_in_production")
-def test_what_is_no_encoder_is_neither_evaluated_nor_added():
+def test_what_is_no_encoder_or_reference_is_refused():
     with pytest.raises(ValueError, match="encoder must be a lam.Encoder, got Sequential: lam.fit makes one"):
         unchecked(lam.evaluate)(make_network(), make_batches())
+    with pytest.raises(ValueError, match=r"reference must be features \(O, P\) of training items, got list: give"):
+        unchecked(lam.evaluate)(fit(), make_batches(), reference=make_batches())
     with pytest.raises(TypeError, match="unsupported operand"):
         fit() + make_network()
 

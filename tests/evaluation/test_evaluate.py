@@ -252,6 +252,8 @@ def test_an_encoder_whose_ood_score_is_the_neighbours_needs_a_reference_and_name
         lam.evaluate(encoder, batches, far_away(), n_samples=4)
     reference = Reference.of(encoder.features(batches))
     metrics = lam.evaluate(encoder, batches, far_away(), reference=reference, n_samples=4).metrics
+    features = encoder.features(batches)
+    assert lam.evaluate(encoder, batches, far_away(), reference=features, n_samples=4).metrics == metrics
     outside = torch.cat(far_away())
     inside = torch.cat([inputs for inputs, _ in batches])
     assert metrics["auroc"] == pytest.approx(auroc(knn_distance(inside, reference), knn_distance(outside, reference)))

@@ -224,6 +224,13 @@ def run(network: nn.Module, inputs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], Tensor) and (reason := _refusal(args[0], parameter, str(error))):
             raise ValueError(reason) from error
         raise
+    except TypeError as error:
+        if not (isinstance(inputs, Tensor) and "required positional argument" in str(error)):
+            raise
+        raise ValueError(
+            f"the network does not take a single tensor ({error}): give a batch as a dictionary of its inputs by name, "
+            'with the targets under the key "labels"'
+        ) from error
 
 
 def _arguments(network: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -176,6 +176,8 @@ class Pairs:
 
 def as_targets(targets: Any) -> Tensor:
     """Targets of a data loader as a tensor: integers as int64, others as floats. Class names raise a `ValueError`."""
+    if hasattr(targets, "to_numpy"):  # in a pandas Series, torch would look for the index 0
+        targets = np.array(targets)
     try:
         tensor = torch.as_tensor(as_native(targets) if isinstance(targets, np.ndarray) else targets)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -25,6 +25,13 @@ class ByName(nn.Module):
         return self.network(pixel_values)
 
 
+class Masked(nn.Module):
+    """A network of two inputs."""
+
+    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        return inputs * mask
+
+
 def scripted_network(inputs: Tensor) -> Any:
     return torch.jit.trace(make_network().eval(), inputs)
 
@@ -80,6 +87,17 @@ def test_arrays_are_read_as_tensors() -> None:
         assert torch.equal(encoder.embed(batch).kappa, expected)
 
 
+@pytest.mark.parametrize("first", [0, 100])
+def test_labels_of_pandas_are_read_by_position(first: int) -> None:
+    pandas = pytest.importorskip("pandas")
+    batches = make_batches()
+    index = list(range(first, first + len(batches[0][1])))[::-1]
+    series = [(inputs, pandas.Series(labels.numpy(), index=index)) for inputs, labels in batches]
+    expected = lam.fit(make_network(), batches, margin=0.7, progress=False).embed(batches)
+    encoder = lam.fit(make_network(), series, margin=0.7, progress=False)
+    assert torch.equal(encoder.embed(batches).kappa, expected.kappa)
+
+
 def test_names_and_kinds_that_no_network_takes_are_refused_with_what_to_write() -> None:
     encoder = lam.fit(make_network(), make_batches(), margin=0.7, progress=False)
     inputs = make_batches()[0][0]
@@ -87,6 +105,8 @@ def test_names_and_kinds_that_no_network_takes_are_refused_with_what_to_write() 
         encoder.embed({"pixel_values": inputs, "mask": inputs})
     with pytest.raises(ValueError, match=r"got Image: give preprocessing\(image\)\[None\]"):
         encoder.embed(Image.new("RGB", (8, 8)))
+    with pytest.raises(ValueError, match=r"missing .* 'mask'\): give a batch as a dictionary of its inputs by name"):
+        lam.fit(Masked(), make_batches(), margin=0.7, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_finite
@@ -131,6 +133,9 @@ def check_weights(
     """Require that the head still has this weight and bias, up to rounding to the head's type."""
     layer: Any = network.get_submodule(head)
     with evaluating(layer):
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm | SpectralNorm):  # after a load, `weight` is old until the hook runs
+                hook(layer, None)
         own = [part for part in (layer.weight, layer.bias) if part is not None]
     fitted = [part for part in (weight, bias) if part is not None]
     if [part.shape for part in own] == [part.shape for part in fitted]:

@@ -136,6 +136,18 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
         lam.load(folder, make_network())
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_a_head_with_a_norm_by_hooks_is_loaded(norm: Any, tmp_path: Path) -> None:
+    (network, other), batches = (make_network(seed) for seed in (0, 9)), make_batches()
+    for layer in (network[2], other[2]):
+        norm(layer)
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    encoder.save(tmp_path / "encoder")
+    loaded = lam.load(tmp_path / "encoder", other)
+    assert torch.equal(loaded.embed(batches).kappa, encoder.embed(batches).kappa)
+
+
 def test_a_program_gives_features_as_the_encoder_does() -> None:
     network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).bfloat16()
     inputs = torch.randn(8, 4, dtype=torch.bfloat16)

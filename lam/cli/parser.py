@@ -69,7 +69,10 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--limit": {"metavar": "N", "help": "short for --data.limit: at most N items of each split"},
     "--allow-missing": {"action": "store_true", "help": "leave out listed images that do not exist"},
-    "--skip-damaged": {"action": "store_true", "help": "leave out unreadable images; a CSV file lists them"},
+    "--skip-damaged": {
+        "action": "store_true",
+        "help": "leave out unreadable images, which a CSV file lists, and empty texts",
+    },
     "--paper": {"action": "store_true", "help": "the authors' settings on these data"},
     "--columns": {
         "nargs": "+",

@@ -29,6 +29,7 @@ FORMS = (
     *(".xlsx", ".parquet"),
 )
 _LONGEST_NAME = 190
+_FILL = "fill the cells, or leave these texts out with --skip-damaged (in Python: skip_empty=True)"
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,13 @@ class TextOptions(Columns):
     Attributes:
         validation, test: fractions of the texts for these splits, if a split is missing.
         max_bytes: length of an input; see `TextPreprocessing`.
+        skip_empty: whether to leave out rows with an empty text, answer or label; by default an error.
     """
 
     validation: float = 0.2
     test: float = 0.2
     max_bytes: int = MAX_BYTES
+    skip_empty: bool = False
 
 
 _DEFAULTS = TextOptions()
@@ -182,7 +185,10 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     all answers. Labels are the column `label`. Without this column, the answers are the labels, and a question matches
     only its own answer.
     """
-    files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
+    files = {
+        part: _read(path, options, skip_empty=options.skip_empty)
+        for part, path in _files(Path(root).expanduser()).items()
+    }
     rows = {part: queries for part, (queries, _, _) in files.items()}
     rows = _by_split(rows["train"], root) if list(rows) == ["train"] else rows
     answers = _distinct(row for _, gallery, _ in files.values() for row in gallery)
@@ -208,24 +214,26 @@ def read(
     columns: Columns | None = None,
     labelled: bool = False,
     answered: bool = True,
+    skip_empty: bool = False,
     name: str = "texts",
 ) -> Texts:
     """All texts of a file; questions are queries, and their answers are the gallery.
 
     `labelled` requires a label of every text; otherwise a missing label is empty. Without `answered`, only the texts or
-    questions are read, and answers may be missing.
+    questions are read, and answers may be missing. `skip_empty` is as for `TextOptions`.
     """
     path, columns = _existing(Path(root).expanduser()), columns or Columns()
-    queries, answers, _ = _read(path, columns, labelled=labelled, answered=answered)
+    queries, answers, _ = _read(path, columns, labelled=labelled, answered=answered, skip_empty=skip_empty)
     answers = _distinct(answers)
     style: dict[str, Any] = {"classes": _classes([*queries, *answers]), "preprocessing": preprocessing, "name": name}
     texts = _texts(queries, **style)
     return _with_gallery(texts, _texts(answers, **style)) if answers else texts
 
 
-def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Texts:
+def outsiders(*, root: str | Path, like: Dataset, text: str | None = None, skip_empty: bool = False) -> Texts:
     """All texts or questions of a file, as inputs of the same length as in `like`; see `read`."""
-    return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text), answered=False)
+    style: dict[str, Any] = {"preprocessing": preprocessing_like(like), "columns": Columns(text=text)}
+    return read(root=root, answered=False, skip_empty=skip_empty, **style)
 
 
 def preprocessing_like(other: Dataset) -> TextPreprocessing:
@@ -273,13 +281,16 @@ class _Row:
 
 
 def _read(
-    path: Path, columns: Columns, *, labelled: bool = True, answered: bool = True
+    path: Path, columns: Columns, *, labelled: bool = True, answered: bool = True, skip_empty: bool = False
 ) -> tuple[list[_Row], list[_Row], Columns]:
     """The texts or questions of a file, its answers, and its columns."""
     table = Table.read(path)
     columns = columns.of(table, labelled=labelled)
     if not answered:
         columns = Columns(columns.query, columns.label)
+    if skip_empty:
+        needed = (columns.query, columns.answer, columns.label if labelled else None)
+        table = table.filled([name for name in needed if name is not None])
     used = (columns.text, columns.label, columns.question, columns.answer)
     metadata = [table.metadata(row, used) for row in range(len(table.lines))]
     paths = [f"{table.path}:{line}" for line in table.lines]
@@ -287,7 +298,7 @@ def _read(
     def rows(column: str | None) -> list[_Row]:
         if column is None:
             return []
-        table.check(column, bool, "not be empty")
+        table.check(column, bool, "not be empty", advice=_FILL)
         if not table.lines:
             raise ValueError(f"{table.path} holds no text: give at least one")
         return list(map(_Row, table.columns[column], _keys(table, columns, labelled=labelled), metadata, paths))
@@ -324,7 +335,7 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
     if column is None:
         return [""] * len(table.lines)
     if labelled:
-        table.check(column, bool, "not be empty")
+        table.check(column, bool, "not be empty", advice=_FILL)
     keys = table.columns[column]
     if columns.label and labelled:
         rule = "not mean that there is no label: all such texts would match each other (leave them out or rename it)"

@@ -52,7 +52,7 @@ def embed_items(
     Raises:
         ValueError: for an empty shard, damaged files, an invalid id, label or metadata; also as in `read_items`.
     """
-    items = read_items(encoder, source, columns).candidates
+    items = read_items(encoder, source, columns, damaged=damaged if takes_texts(encoder) else None).candidates
     damaged = DamagedFiles() if damaged is None else damaged
     part = items if shard is None else items.subset(shard.positions(len(items)))
     sources = _sources(part)
@@ -97,7 +97,8 @@ def read_items(
         columns: columns of the file.
         labelled: whether every image or text must have a label.
         answered: whether to read the answers in a file; if not, the file may lack them.
-        damaged: if given, every image file is read, and damaged files are collected here.
+        damaged: if given, every image file is read, and damaged files are collected here. With
+            `damaged.skip`, rows of a table with an empty cell are left out.
 
     Raises:
         ValueError: for an encoder without preprocessing, a folder for an encoder of texts, columns for an encoder of
@@ -109,7 +110,12 @@ def read_items(
                 f"{source} is a folder, and this run takes texts: give a table of them, such as a CSV file"
             )
         texts = datasets.texts.read(
-            root=source, preprocessing=encoder.preprocessing, columns=columns, labelled=labelled, answered=answered
+            root=source,
+            preprocessing=encoder.preprocessing,
+            columns=columns,
+            labelled=labelled,
+            answered=answered,
+            skip_empty=damaged is not None and damaged.skip,
         )
         if n_cut := sum(is_cut(encoder.network, encoder.preprocessing, text) for text in texts.texts):
             warnings.warn(

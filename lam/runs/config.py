@@ -82,7 +82,8 @@ class DataConfig:
         seed: seed of random splits.
         duplicates: treatment of repeated images or texts: `keep` all, with a warning; `drop` all except one, or all if
             their labels differ; or `refuse` the data.
-        skip_damaged: whether to skip damaged image files; by default an error.
+        skip_damaged: whether to skip damaged image files, and rows of a table with an empty text, answer or label; by
+            default an error.
     """
 
     name: str

@@ -62,8 +62,9 @@ def load_data(
         damaged: paths of image files to leave out.
         root_option: the option for the folder of the files, which the error about missing files names.
     """
+    options = data.options | _skipping(data.name, data)
     with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
-        splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
+        splits = datasets.load(data.name, root=data.root, seed=data.seed, **options)
     for each in caught:
         warnings.warn(each.message, each.category, stacklevel=2)
     splits = replace(splits, notes=tuple(str(each.message) for each in caught))
@@ -75,8 +76,9 @@ def load_data(
     ood: dict[str, Dataset] = {}
     for outside in data.ood:
         with _naming_setting(f"in a run: --data.ood='[{{name: {outside.name}, root: DIR}}]'"):
+            its_options = outside.options | _skipping(outside.name, data)
             ood[outside.key] = datasets.load_ood(
-                outside.name, like=splits.test, root=outside.root, seed=data.seed, **outside.options
+                outside.name, like=splits.test, root=outside.root, seed=data.seed, **its_options
             )
     if data.limit is not None:
         limit, seed = data.limit, data.seed
@@ -85,6 +87,11 @@ def load_data(
     if data.duplicates == "drop":
         splits, _ = without_copies(splits)
     return leave_out(splits, ood, damaged)
+
+
+def _skipping(name: str, data: DataConfig) -> dict[str, Any]:
+    """The option that leaves out empty cells of a table, if the settings skip damaged items."""
+    return {"skip_empty": True} if data.skip_damaged and name == "texts" else {}
 
 
 @dataclass(frozen=True)

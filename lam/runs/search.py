@@ -163,7 +163,7 @@ class _Searcher:
         preprocessing = preprocessing_of(self._encoder, TextPreprocessing)
         if isinstance(texts, Path):
             columns = None if self._columns is None else Columns(self._columns.query)
-            items = read_items(self._encoder, texts, columns, answered=False)
+            items = read_items(self._encoder, texts, columns, answered=False, damaged=damaged)
             texts = items.texts if isinstance(items, Texts) else ()
         else:
             for text in texts:

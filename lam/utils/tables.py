@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from lam.utils.checks import first_of
 from lam.utils.notes import Note
 from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
 from lam.utils.tasks import are_tasks, rows_of_tasks
@@ -120,6 +121,19 @@ class Table:
         named = {name: column for name, column in self.columns.items() if name and name not in without}
         return {name: self.values.get(name, column)[row] for name, column in named.items() if column[row]}
 
+    def filled(self, names: Collection[str]) -> "Table":
+        """The rows without an empty value in these columns; a `Note` counts the other rows."""
+        kept = [row for row in range(len(self.lines)) if all(self.columns[name][row] for name in names)]
+        if len(kept) == len(self.lines):
+            return self
+        left_out = sorted({*range(len(self.lines))}.difference(kept))
+        told = f"{len(left_out)} of {len(self.lines)} {self.unit}s have an empty {' or '.join(names)}"
+        which = first_of([self.lines[row] for row in left_out])
+        warnings.warn(f"{self.path}: {told} and are left out: {which}", Note, stacklevel=2)
+        columns = {name: [column[row] for row in kept] for name, column in self.columns.items()}
+        values = {name: [column[row] for row in kept] for name, column in self.values.items()}
+        return replace(self, columns=columns, lines=[self.lines[row] for row in kept], values=values)
+
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
@@ -145,16 +159,19 @@ class Table:
         known = {text.lower() for text in allowed}
         self.check(name, lambda text: text.lower() in known, f"be one of {', '.join(allowed)}")
 
-    def check(self, name: str, is_right: Callable[[str], object], rule: str) -> None:
+    def check(self, name: str, is_right: Callable[[str], object], rule: str, *, advice: str = "") -> None:
         """Require that `is_right` accepts every value of a column.
 
         Raises:
-            ValueError: If there are wrong values; the error states the `rule`, counts them and quotes the first.
+            ValueError: If there are wrong values; the error states the `rule`, quotes the first, counts them,
+                names lines and ends with the `advice`.
         """
         if wrong := [row for row, text in enumerate(self.columns[name]) if not is_right(text)]:
-            first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]
+            first, lines = self.columns[name][wrong[0]], [self.lines[row] for row in wrong]
+            such = f"{len(wrong)} such {self.unit}s: {first_of(lines)}" if len(wrong) > 1 else f"1 such {self.unit}"
             raise ValueError(
-                f"{self.path}: {name} must {rule}, got {first!r} in {self.unit} {line} ({len(wrong)} such {self.unit}s)"
+                f"{self.path}: {name} must {rule}, got {first!r} in {self.unit} {lines[0]} ({such})"
+                + (f": {advice}" if advice else "")
             )
 
 

@@ -92,7 +92,7 @@ def test_images_that_do_not_exist(root):
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("postprocessed.csv", "500016.0", "here", r"easting must be numbers, got 'here' in line 4 \(1 such lines\)"),
+        ("postprocessed.csv", "500016.0", "here", r"easting must be numbers, got 'here' in line 4 \(1 such line\)"),
         ("postprocessed.csv", "northing", "north", "has no column northing; it has"),
         ("raw.csv", "goa_q4", "goa_q9", "lacks 1 of 6 images, the first goa_q4"),
         ("raw.csv", "True", "yes", "pano must be one of True, False, 1, 0, got 'yes' in line 2"),

@@ -149,7 +149,7 @@ class TestWrong:
     def test_positions_that_are_no_numbers(self, tmp_path, value):
         rows = street()
         rows[3]["y"] = rows[5]["y"] = value
-        with pytest.raises(ValueError, match=rf"y must be numbers, got '{value}' in line 5 \(2 such lines\)"):
+        with pytest.raises(ValueError, match=rf"y must be numbers, got '{value}' in line 5 \(2 such lines: 5, 7\)"):
             load("places", root=layouts.places(tmp_path, rows))
 
     def test_images_that_do_not_exist(self, tmp_path):
@@ -181,7 +181,7 @@ class TestWrong:
             ({"split": "train"}, "leaves no image for validation: add images, or a column split"),
             ({"role": "gallery"}, "role must be one of query, database, got 'gallery' in line 2"),
             ({"path": "same.png"}, r"must name each image once, got same\.png 20 times"),
-            ({"angle": "east"}, r"angle must be numbers, got 'east' in line 2 \(20 such lines\)"),
+            ({"angle": "east"}, r"angle must be numbers, got 'east' in line 2 \(20 such lines: 2, 3, 4, 5, 6, ...\)"),
             ({}, "has no column angle; leave out angles=True"),
         ],
     )

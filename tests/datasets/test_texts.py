@@ -253,6 +253,23 @@ def test_outsiders_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
         datasets.load_ood("descriptions", like=digits)
 
 
+@pytest.mark.parametrize("name", ["mine.csv", "mine.json"])
+@pytest.mark.parametrize("empty", [("", "cats"), ("a cat", "")])
+def test_empty_cells_are_skipped_and_counted(tmp_path: Path, name: str, empty: tuple[str, str]) -> None:
+    rows = [*ROWS[:3], empty, *ROWS[3:], empty]
+    if name == "mine.csv":
+        csv_of(tmp_path / name, "text,label", rows)
+    else:
+        (tmp_path / name).write_text(json.dumps([{"text": text, "label": label, "row": 7} for text, label in rows]))
+    with pytest.raises(ValueError, match=r"must not be empty, got .* \(2 such \w+s: \d+, \d+\): .*--skip-damaged"):
+        datasets.load("texts", root=tmp_path / name)
+    with pytest.warns(Note, match=rf"2 of {len(ROWS) + 2} .* have an empty text or label and are left out: \d+, \d+"):
+        parts = datasets.load("texts", root=tmp_path / name, skip_empty=True).parts().values()
+    assert sorted(text for part in parts for text in part.texts) == sorted(text for text, _ in ROWS)
+    if name == "mine.json":
+        assert all(facts == {"row": 7} for part in parts for facts in part.metadata)
+
+
 def test_questions_alone_need_no_answers(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "asked.csv", "question,answer", [("who won?", ""), ("how do I boil an egg?", "")])
     with pytest.raises(ValueError, match="answer must not be empty"):

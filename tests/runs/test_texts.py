@@ -115,6 +115,28 @@ def test_each_text_of_a_file_is_answered_as_by_itself(
         assert [hit["text"] for hit in entry["hits"]] == [item.text for item in items]
 
 
+@pytest.mark.filterwarnings("default")
+def test_every_command_skips_empty_cells_and_counts_them(
+    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{text['text']},{text['label']}" for text in json.loads(topics(tmp_path / "topics.json").read_text())]
+    table = str(csv_of(tmp_path / "new.csv", "text,label", ",cats", *lines, ",trains"))
+    words = ["--network.name=bag_of_words", "--network.dimension=8", "--training.epochs=1", "--evaluation.n_samples=8"]
+    for command in (
+        ["run", "texts", "deterministic", *words, f"--data.root={table}", f"--output={tmp_path / 'other'}"],
+        ["embed", str(run_copy), table, "-o", str(tmp_path / "a.npz")],
+        ["index", str(run_copy), table],
+        ["search", str(run_copy), "--file", table, "-o", str(tmp_path / "hits.json")],
+        ["calibrate", str(run_copy), "--folder", table, "--target-far=0.2", "--target-ood=0.2"],
+    ):
+        assert main([*command, "--quiet"]) == 1
+        assert "(2 such lines: 2, 123)" in capsys.readouterr().err
+        assert main([*command, "--quiet", "--skip-damaged"]) == 0
+        assert "2 of 122 lines have an empty text" in capsys.readouterr().err
+    assert "2 of 122 lines" in (tmp_path / "other" / "report.html").read_text(encoding="utf-8")
+    assert len(np.load(tmp_path / "a.npz")["mean"]) == 120
+
+
 def test_questions_whose_answers_are_blank_are_searched(
     of_topics: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,7 +120,7 @@ def test_refusals_name_the_line_of_the_file(tmp_path: Path, name: str, content: 
 
 def test_a_number_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": "two"}\n')
-    with pytest.raises(ValueError, match=r"x must be numbers, got 'two' in line 3 \(1 such lines\)"):
+    with pytest.raises(ValueError, match=r"x must be numbers, got 'two' in line 3 \(1 such line\)"):
         Table.read(tmp_path / "a.jsonl").numbers("x")
 
 

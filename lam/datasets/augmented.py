@@ -99,7 +99,7 @@ class Augmented(Dataset):
 
     def _view(self, item: tuple[Tensor, int | Tensor]) -> tuple[Tensor, int | Tensor]:
         image, target = item
-        return (image if self._reads_files else _random_view(image, self.options)), target
+        return (image if self._reads_files else random_view(image, self.options)), target
 
 
 def without_augmentation(dataset: Any) -> Any:
@@ -124,7 +124,8 @@ class _RandomViews(Preprocessing):
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if _draw_flip(self.options) else image
 
 
-def _random_view(image: Float[Tensor, "C H W"], options: AugmentationOptions) -> Float[Tensor, "C H W"]:
+def random_view(image: Float[Tensor, "C H W"], options: AugmentationOptions) -> Float[Tensor, "C H W"]:
+    """A random view of an image in memory, of the same size."""
     if options.crop_scale is not None:
         box, size = _draw_box(image, options), list(image.shape[1:])
         image = _torchvision_transforms().functional.resized_crop(image, *box, size=size, antialias=True)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lam.datasets.augmented import AugmentationOptions, Augmented, without_augmentation
+from lam.datasets.augmented import AugmentationOptions, Augmented, random_view, without_augmentation
+from lam.datasets.base import Dataset
 from lam.utils.checks import check_at_least
 
 
@@ -36,7 +37,9 @@ class _ViewsOfImages:
 
     def __init__(self, dataset: Any, options: Sequence[AugmentationOptions], advice: str) -> None:
         check_images(dataset, advice)
-        self.kinds = [Augmented(without_augmentation(dataset), of_view) for of_view in options]
+        plain = without_augmentation(dataset)
+        kind: Any = Augmented if isinstance(plain, Dataset) else _PlainViews
+        self.kinds = [kind(plain, of_view) for of_view in options]
         self.views = len(self.kinds)
 
     def __len__(self) -> int:
@@ -44,6 +47,20 @@ class _ViewsOfImages:
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Any]]:
         return [item for images in self.kinds for item in images.__getitems__(indices)]
+
+
+class _PlainViews:
+    """Random views of the images of any other data set, such as a list of images with targets."""
+
+    def __init__(self, dataset: Any, options: AugmentationOptions) -> None:
+        self._dataset, self._options = dataset, options
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Any]]:
+        items = [self._dataset[index] for index in indices]
+        return [(random_view(image, self._options), target) for image, target in items]
 
 
 class TwoViews(_ViewsOfImages):

@@ -15,7 +15,7 @@ from lam import losses, models
 from lam.datasets import TensorImages
 from lam.encoders.concentration import HeadEncoder
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.methods import Byol, Simclr, Simsiam, Swav, Training
+from lam.methods import Aninfonce, Byol, Simclr, Simsiam, Swav, Training
 from lam.methods.byol import follow
 from lam.methods.concentration import DistributionNetwork
 from lam.retrieval.metrics.probing import knn_accuracy
@@ -107,6 +107,14 @@ def test_labels_are_not_read(method: Any) -> None:
         return method().train(small.network(), data, small.training()).encoder.embed(DATA.images).mean
 
     assert torch.equal(means(DATA.labels), means(torch.zeros_like(DATA.labels)))
+
+
+@pytest.mark.parametrize("method", [*(method() for method in METHODS), Aninfonce(n_members=2, crop_scales=(0.3, 0.6))])
+def test_a_list_of_images_is_trained_on_like_a_data_set(method: Any) -> None:
+    def means(data: Any) -> Tensor:
+        return method.train(small.network(), data, small.training()).encoder.embed(DATA.images).mean
+
+    assert torch.equal(means(list(zip(DATA.images, DATA.labels.tolist(), strict=True))), means(DATA))
 
 
 @pytest.mark.long

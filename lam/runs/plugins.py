@@ -62,7 +62,9 @@ def load_file(path: str | Path) -> None:
     """
     path = Path(path).resolve()
     name = path.stem
-    if path.suffix != ".py" or not path.is_file() or not name.isidentifier():
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: give a Python file as the plugin")
+    if path.suffix != ".py" or not name.isidentifier():
         raise ValueError(f"a plugin must be a Python file with the name of a module, such as mine.py, got {path}")
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path):

@@ -187,7 +187,7 @@ def test_a_broken_entry_point_does_not_stop_the_others(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("absent.py", None, "a plugin must be a Python file"),
+        ("absent.py", None, r"there is no file .*absent\.py"),
         ("my_notes.txt", "", "a plugin must be a Python file"),
         ("my-network.py", "", "with the name of a module"),
         ("json.py", "", "the name of another module, json: rename"),

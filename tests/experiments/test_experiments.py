@@ -635,3 +635,7 @@ def test_images_of_ones_own_are_read_from_a_folder_a_class(tmp_path: Path) -> No
     assert network(clean).shape == (2, 4)
     with pytest.raises(ValueError, match="folder needs a root: the file or folder of its items"):
         ExplicitConcentration(data="folder").parts()
+
+
+def test_curves_may_have_names_that_the_font_lacks() -> None:
+    assert _picture(Plot("x", "y", {"鹤": [(0.0, 1.0), (1.0, 2.0)]})).startswith(b"\x89PNG")

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.integrations.judging import label_of
 from lam.retrieval import N_HITS, Calibration, Choices, calibrate_vectors, judge
 from lam.retrieval.decisions.abstention import Decision
 from lam.utils.checks import check_at_least
@@ -153,5 +154,4 @@ class QdrantGallery:
         return [Answer(decision, share, kappa, tuple(points[:k])) for decision, share, kappa, points in rows]
 
     def _label_of(self, point: Any) -> str:
-        label = (point.payload or {}).get(self._label)
-        return "" if label is None else str(label)
+        return label_of(point.payload or {}, self._label)

@@ -47,7 +47,8 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
         yield f"       compared with {len(reference)} training items, {size}"
     if calibration.unseen is not None:
         single, share = int(calibration.unseen.is_single.sum()), calibration.unseen.share_of_new
-        yield f"new classes: {single} classes have one item; at most {share:.3g} of new items are of a new class"
+        classes = "1 class has" if single == 1 else f"{single} classes have"
+        yield f"new classes: {classes} one item; at most {share:.3g} of new items are of a new class"
         yield "       if the gallery is a random sample of what comes in, and the network was not trained on its items"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:

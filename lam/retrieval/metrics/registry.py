@@ -89,7 +89,7 @@ METRICS: dict[str, Metric] = {
         f"{name.lower()}@{k}": Metric(
             f"{name}@{k}",
             "higher",
-            f"{meaning} among the first {k} hits" if k > 1 else f"{meaning} as the first hit",
+            f"{meaning} among the first {k} hits" if k > 1 else "share of queries whose first hit is relevant",
             partial(function, k=k),
             _LISTS,
             shown=_SHOWN_AT_DEPTHS.get(f"{name}@{k}", ()),

@@ -39,7 +39,7 @@ def printable(said: object) -> str:
 
 
 def complain(message: str) -> None:
-    """Print a message on standard error, with the number of the process, unless it is process 0."""
+    """Print a message on standard error; every process except process 0 adds its number."""
     name = "lam" if distributed.is_rank_zero() else f"lam, process {distributed.rank()}"
     print("\n".join(printable(line) for line in f"{name}: {message}".splitlines()), file=sys.stderr)
 
@@ -83,7 +83,7 @@ def _number(value: Any) -> str:
 
 
 def _print_metrics(texts: Mapping[str, str]) -> None:
-    """Print the headline metrics of the encoder's own score, by flat key, in groups."""
+    """Print the headline metrics of the encoder's own score in groups; `texts` holds values by key."""
     from lam.retrieval.metrics.registry import Key
 
     keys = [Key.parse(key) for key in texts]

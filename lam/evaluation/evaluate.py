@@ -35,7 +35,7 @@ class Evaluation:
     """The metrics of an encoder, and the data behind them.
 
     Attributes:
-        metrics: values by flat key, see `lam.retrieval.metrics.registry`; None if undefined.
+        metrics: values by key, see `lam.retrieval.metrics.registry`; None if undefined.
         embeddings: embeddings of the Q in-distribution queries.
         queries: (Q,) positions of the queries in the evaluated set.
         gallery: embeddings of the G searched items.
@@ -44,8 +44,8 @@ class Evaluation:
         correct: (Q,) whether the first hit matches the query.
         answerable: (Q,) whether any gallery item matches; retrieval metrics leave out the other queries.
         relevance: which items match each query.
-        reliability: confidence against accuracy; None for a method without samples.
-        primary: score of the OOD metrics without a suffix: the encoder's own, or `kappa` if `knn` has no reference.
+        reliability: accuracy in bins of confidence; None for a method without samples.
+        primary: name of the score behind OOD metrics without a suffix: the encoder's own if available, else `kappa`.
         scores: (Q,) values of each score for the queries; higher means more doubt.
         ood_scores: values of each score for OOD items, by OOD set.
         ood_embeddings: embeddings of OOD items, by OOD set.
@@ -79,17 +79,17 @@ def evaluate(
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
-    A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. OOD items search the same
-    gallery, so the cosine and margin of their first hits are scores too. Each metric of scores is computed for every
-    available score of `lam.retrieval.metrics.scores`. `auroc` and `auprc` without a suffix use the encoder's own score,
-    κ by default. Other scores add a suffix, as in `auroc_variance`. OOD sets after the first add `@name`. If some
-    queries have no match, `no_match_auprc` measures how well a score finds these queries.
+    Each query searches all other items, unless `HeldOut.is_query` separates queries and gallery. OOD items search the
+    same gallery, so the cosine and margin of their first hits are scores too. Metrics such as AUROC are computed for
+    every available score of `lam.retrieval.metrics.scores`. `auroc` and `auprc` without a suffix use the encoder's own
+    score, κ by default. Other scores add a suffix, as in `auroc_variance`. OOD sets after the first add `@name`. If
+    some queries have no match, `no_match_auprc` measures how well a score finds these queries.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 
     Args:
-        encoder: the encoder to evaluate.
-        id: in-distribution items outside training and tuning. If they have soft labels, scores are compared with these.
+        id: in-distribution items that were not used for training or tuning. If they have soft labels, scores are
+            compared with the entropy of these labels.
         ood: out-of-distribution batches, or several sets by name, the main one first.
         reference: features of training items, such as `encoder.features(loader)`, for scores by distance to them; a
             `lam.retrieval.metrics.reference.Reference` may also hold their labels.

@@ -91,9 +91,7 @@ class ImageBatches:
     """Batches of network inputs from image files, without damaged files.
 
     Args:
-        files: paths of the files.
-        preprocessing: maps a file to an input.
-        damaged: collects the damaged files; `damaged.settle` follows the last batch.
+        damaged: collects the damaged files; the last batch is followed by a call of `damaged.settle`.
         goes_on: whether to yield batches after a damaged file; by default `damaged.skip`. All files are read anyway.
 
     Attributes:
@@ -124,7 +122,7 @@ class ImageBatches:
 
 
 def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:
-    """The images whose files are readable, after reading every file; errors as in `DamagedFiles.settle`."""
+    """The images with readable files; every file is read. Errors as in `DamagedFiles.settle`."""
     files = [(path, images.preprocessing) for path in images.files]
     _, reasons = read_images(files, lambda path, image: None, progress=False)
     damaged.reasons |= reasons
@@ -144,7 +142,7 @@ def read_damaged(listed: Path) -> frozenset[str]:
 
 
 def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
-    """The items without damaged files; a `ValueError` if no item is left."""
+    """The items whose files are not damaged; a `ValueError` if no item is left."""
     kept = [row for row, path in enumerate(items.files) if path_key(path) not in damaged]
     if not damaged or not items.files or len(kept) == len(items):
         return items

@@ -26,8 +26,6 @@ def decide(
     """Decisions on Q queries from their hits, and p-values of unseen classes.
 
     Args:
-        calibration: calibration of the run.
-        queries: Q embeddings.
         features: features of the queries; None if clients sent embeddings.
         hits: at least `N_HITS` for each query, or all items of the gallery.
         labels: Q lists of the hits' labels; the label of an unlabelled hit is empty.

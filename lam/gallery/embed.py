@@ -41,13 +41,11 @@ def embed_items(
     If a file holds questions and answers, the answers are embedded. A warning counts texts that are too long.
 
     Args:
-        encoder: encoder of a run.
         source: a folder; for an encoder of texts a table, see `Table.read`.
         columns: columns of the table.
         shard: the shard to embed; by default all items.
         calibration: calibration of the run; it flags items whose embeddings are too unusual to judge.
         damaged: collects damaged image files; by default they are an error.
-        progress: whether to show a progress bar on standard error.
 
     Raises:
         ValueError: for an empty shard, damaged files, an invalid id, label or metadata; also as in `read_items`.
@@ -92,9 +90,7 @@ def read_items(
     A warning counts texts that are too long for the network, which reads only their beginning.
 
     Args:
-        encoder: encoder of a run.
-        source: a folder; for an encoder of texts a file with these columns.
-        columns: columns of the file.
+        source: a folder; for an encoder of texts a file with these `columns`.
         labelled: whether every image or text must have a label.
         answered: whether to read the answers in a file; if not, the file may lack them.
         damaged: if given, every image file is read, and damaged files are collected here. With
@@ -102,7 +98,7 @@ def read_items(
 
     Raises:
         ValueError: for an encoder without preprocessing, a folder for an encoder of texts, columns for an encoder of
-            images, or damaged files; also as in the two functions above.
+            images, or damaged files; also as in the two `read` functions.
     """
     if isinstance(encoder.preprocessing, TextPreprocessing):
         if Path(source).is_dir():

@@ -1,4 +1,4 @@
-"""Makes items of embedded images or texts: ids, uncertain images, and fusion of images with one id."""
+"""Makes gallery items from embedded images or texts: ids, uncertain images, and fusion of images with one id."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ class SourceImage:
 
     @property
     def id(self) -> str:
-        """The listed id, or without one the content number; images that are fused by label share another id."""
+        """The listed id, else the content number as text; fusion by label uses a hash of the label instead."""
         return str(self.content) if self.listed_id is None else self.listed_id
 
 
@@ -64,7 +64,6 @@ class Enrolment:
 
     Attributes:
         items: items in the order of their first images.
-        embeddings: embeddings of the items.
         uncertain: path and κ of each uncertain image; see `enrol`.
     """
 
@@ -90,14 +89,12 @@ def enrol(
 ) -> Enrolment:
     """One item for each id, in the order in which ids first occur.
 
-    Without fusion, the first image of an id gives the item; a warning counts items whose images have several labels.
+    Without fusion, the first image of an id becomes the item; a warning counts items whose images have several labels.
     With fusion, images of one identity have the same listed id or, without ids, the same label. The fused κ does not
     rise with the number of images (`lam.retrieval.fuse_identities` with an error correlation of 1). Repeated images
     count once, and the item has the metadata of its first image.
 
     Args:
-        images: N images.
-        embeddings: embeddings of the images.
         flag_below: an image with a lower κ is uncertain; with None, every image is certain.
         skip_uncertain: whether uncertain images are left out.
         fuse: whether the images of one identity become one item.

@@ -1,11 +1,11 @@
 """`Filter`: conditions on ids, labels and metadata of items, in Qdrant's syntax, compiled to SQL.
 
-A filter is an object with lists of conditions: all of `must` hold, at least one of `should`, and none of `must_not`. A
-condition is another filter, or one of
+A filter is an object with lists of conditions. An item passes if all conditions in `must` hold, at least one in
+`should` holds, and no condition in `must_not` holds. A condition is another filter, or one of
 
     {"key": FIELD, "match": {"value": V}}       equal to V: a text, a number or a boolean
-    {"key": FIELD, "match": {"any": [V, ...]}}    equal to one of these
-    {"key": FIELD, "match": {"except": [V, ...]}}   a value other than these
+    {"key": FIELD, "match": {"any": [V, ...]}}    equal to one of these values
+    {"key": FIELD, "match": {"except": [V, ...]}}   a value different from all of these
     {"key": FIELD, "range": {"gte": A, "lt": B}}  a number in the range: gt, gte, lt, lte
     {"is_empty": {"key": FIELD}}                missing, null or []
     {"is_null": {"key": FIELD}}                 null

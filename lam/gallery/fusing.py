@@ -1,6 +1,6 @@
 """Fuses images of one identity into one item, one image after the other.
 
-A fused item depends on the directions μ and concentrations κ of its images only by the float64 sums Σ κμ, Σ κ and
+A fused item depends on the directions μ and concentrations κ of its images only through the float64 sums Σ κμ, Σ κ and
 Σ √κ, so images may come in any order. `lam.retrieval.index.fusion` has the formula; its error correlation is 1 here.
 """
 
@@ -24,7 +24,7 @@ def fuse(known: Item, image: Item) -> Item:
 
     If the directions cancel, κ is 0 and the direction stays. The item keeps its label and metadata, and its thumbnail
     if it has one. An item that already holds the image is returned unchanged. An image with another label or other
-    metadata, or for a full item, is refused as `conflict`.
+    metadata is refused as `conflict`, and so is an image for an item that already has `MAX_IMAGES`.
     """
     _refuse_another(known, image)
     if _holds(known, image):

@@ -77,7 +77,7 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
 
 
 def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat") -> None:
-    """Replace the items that a run or `lam index` wrote, and the FAISS type; items added while serving stay.
+    """Replace the items that a run or `lam index` wrote, and set the FAISS type; items that a service added stay.
 
     If the process is killed, either the old items or the new ones remain.
 
@@ -111,7 +111,7 @@ class Gallery:
             `lam index --factory`, else flat. The items on disk are the same for every index.
 
     Attributes:
-        store: the items on disk, for looking them up; change them only by `write`.
+        store: the items on disk, for lookups; change them only with `Gallery.write`.
 
     Raises:
         CorruptFileError: for altered rows or a lost file.
@@ -146,7 +146,7 @@ class Gallery:
 
     @property
     def index(self) -> "Index | RemoteIndex":
-        """The index, for measurements; the ids in it are keys of the store."""
+        """The index, for measurements; its ids are keys of the store."""
         return self._index.index if isinstance(self._index, LocalIndex) else self._index
 
     @property

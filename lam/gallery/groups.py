@@ -32,9 +32,9 @@ def nearest_by_label(
 ) -> list[list[Place]]:
     """The nearest `size` items of each of the `n_groups` nearest labels, best first; unlabelled items are left out.
 
-    `search(k, among)` returns the k nearest hits of the query among the keys `among`, or among all keys for None. A
-    label with `size` items is complete, and the next, deeper search leaves it out. More than `n_groups * size` hits
-    complete a label or include `n_groups` labels, so the loop ends.
+    `search(k, among)` returns the k nearest hits of the query among the keys `among`, or among all keys for None. Each
+    deeper search leaves out labels that already have `size` items. A search with `n_groups * size` hits completes a
+    label or finds `n_groups` labels, so the loop ends.
     """
     groups: dict[int, list[Place]] = {}
     ranks: dict[int, int] = {}

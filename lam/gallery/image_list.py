@@ -12,7 +12,6 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
     """Read a list; relative paths start at its folder, and empty fields are left out.
 
     Args:
-        path: a table; see `Table.read`.
         repeated_ids: whether several lines may have the same id.
 
     Raises:

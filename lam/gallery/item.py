@@ -68,7 +68,7 @@ class Item:
         label: class of the item; empty without a label.
         metadata: a JSON object, as text.
         thumbnail: a small picture, or None.
-        origin: `index` for items that a run or `lam index` wrote, and the next `lam index` replaces; else `service`.
+        origin: `index` if a run or `lam index` wrote the item, which the next `lam index` replaces; else `service`.
     """
 
     id: str
@@ -122,7 +122,7 @@ class Item:
 
     @property
     def label_repeats_text(self) -> bool:
-        """Whether the label is the text, or its beginning, as for classes of long answers."""
+        """Whether the label is the item's text, or the shortened text of a long answer."""
         beginning, cut, _ = self.label.partition("… (")
         return self.text is not None and (self.text.startswith(beginning) if cut else self.text == self.label)
 
@@ -243,9 +243,9 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def normalize_label(label: str) -> str:
-    """The label without outer blanks, in Unicode's NFC form, so that equal labels have equal bytes.
+    """The label in Unicode's NFC form, without blanks at its ends, so that equal labels have equal bytes.
 
-    A label that is too long, no valid Unicode, or holds a control character is refused as `invalid`.
+    A label that is too long, is not valid Unicode, or holds a control character is refused as `invalid`.
     """
     if len(label) > MAX_LABEL:
         raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")

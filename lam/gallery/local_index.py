@@ -28,7 +28,7 @@ from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
 Kind = Literal["flat", "hnsw"]
-"""An exact search, or a search along a graph, which may miss neighbours."""
+"""`flat` searches exactly; `hnsw` searches along a graph, and may miss neighbours."""
 
 LEAST_RECALL = 0.95
 """A lower recall at the start logs a warning."""
@@ -105,7 +105,7 @@ class LocalIndex:
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """FAISS type for a gallery of the type `indexed`. "hnsw" keeps any HNSW type, and None keeps any type.
+    """The FAISS type for a requested kind; None keeps the gallery's type `indexed`, "hnsw" keeps it if it is HNSW.
 
     Example:
         >>> factory_of(None, "IVF4,Flat"), factory_of("flat", "HNSW8"), factory_of("hnsw", "HNSW8")

@@ -13,7 +13,7 @@ from lam.gallery.refusal import Refusal
 
 @dataclass(frozen=True)
 class Change:
-    """The effect of one operation: removed keys, and the stored item and its key, or None for both.
+    """The effect of one operation: the removed keys, and the stored item with its key (None if no item is stored).
 
     Attributes:
         created: whether the id of the item is new.

@@ -1,8 +1,8 @@
 """A read-only gallery: beside a process that writes it, or in a folder that nobody can write.
 
-Beside a writer, a replica searches the writer's Milvus collection. It reads items and facts from the store at each
-request, up to the last change that the writer has acknowledged. SQLite's log needs memory that the processes share, so
-replicas must run on the machine of the writer. They cannot read the store through a network file system.
+Beside a writer, a replica searches the writer's Milvus collection. The replica reads the store at each request, up to
+the last change that the writer has acknowledged. SQLite's log needs memory that the processes share, so replicas must
+run on the machine of the writer. They cannot read the store through a network file system.
 
 In a read-only folder, such as an image of a container, the items cannot change. The index is then in this process.
 """
@@ -25,14 +25,14 @@ from lam.vmf.embeddings import Embeddings
 
 
 class Replica(Gallery):
-    """The items of a run, only to be searched; `index` is the collection of the process that writes them.
+    """The items of a run, for searches only; `index` is the collection of the process that writes the items.
 
     In a read-only folder, `index` may also be an index in this process, as in `Gallery`.
 
     Raises:
         CorruptFileError: for a lost file, or altered rows in a read-only folder.
-        ValueError: for a missing gallery, an index in this process beside a writable folder, Milvus Lite in a file, or
-            a collection that no writer has filled.
+        ValueError: for a missing gallery, an index in this process for a writable folder, Milvus Lite in a file, or a
+            collection that no writer has filled.
     """
 
     def __init__(self, folder: Path, dimension: int, *, index: str | None) -> None:

@@ -2,7 +2,7 @@
 
 paths, labels (N,) text      ids, positions (N,) int64: hash of the content; position in the unsharded list
 mean (N, D)                  kappa, variance, resultant (N,)
-shard (2,) i and n           total (): number of all items    listing (): hash of their names
+shard (2,) i and n           total (): number of all items    listing (): hash of all items' names
 encoder (): fingerprint      mean_samples (): samples averaged in each mean; 0 if the means are not averages
 facts (bytes,) uint8         JSON, a list of N objects with id and metadata, if there are any
 skipped (M,) int64           positions of damaged images, if there are any
@@ -41,11 +41,7 @@ _UNPACKED, _COMPRESSION = 32 * 2**20, 200  # a file may unpack to these bytes, o
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard i of n, from 1: the i-th item in the order of the list, the (i + n)-th, and so on.
-
-    Raises:
-        ValueError: if i is not from 1 to n.
-    """
+    """Shard i of n: the items i, i + n, i + 2n and so on, counted from 1; a `ValueError` if i is not from 1 to n."""
 
     number: int = 1
     count: int = 1
@@ -71,11 +67,7 @@ class Shard:
         return cls(int(numbers[1]), int(numbers[2]))
 
     def positions(self, total: int) -> torch.Tensor:
-        """Positions of the shard's images among `total` images.
-
-        Raises:
-            ValueError: if the shard is empty.
-        """
+        """Positions of the shard's images among `total` images; a `ValueError` if the shard is empty."""
         if total < self.number:
             raise ValueError(f"shard {self.number}/{self.count} of {total} images is empty: make fewer shards")
         return torch.arange(self.number - 1, total, self.count)
@@ -104,10 +96,7 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
     """Write the embeddings of a shard atomically.
 
     Args:
-        path: the file.
-        embedded: the items of the shard.
         encoder: fingerprint of the encoder; see `lam.encoders.files.fingerprint`.
-        shard: the number of the shard, and of all shards.
     """
     sources, embeddings, names = embedded.sources, embedded.embeddings, embedded.names
     positions, skipped = shard.positions(len(names)).numpy(), embedded.skipped.numpy()

@@ -23,8 +23,6 @@ class Snapshot:
     """The items of a gallery at one moment.
 
     Attributes:
-        folder: folder of the gallery.
-        dimension: dimension of the embeddings.
         keys: keys of the items, rising.
         items: items in the order of the keys, without thumbnails.
         mean_samples: see `Embeddings`; queries need the same number.

@@ -53,7 +53,6 @@ class ItemStore:
     """Items under stable ids. One thread may write at a time; any thread may read.
 
     Args:
-        path: the SQLite file.
         read_only: whether to open an existing file only for reading, beside a process that writes.
         make: whether to create a file that never existed. A file that existed and is now missing is lost: an error.
 
@@ -124,7 +123,7 @@ class ItemStore:
                 self.erase_log()
 
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
-        """Compare every row with its hash, and all rows with the ledger; a fault is a `CorruptFileError`.
+        """Compare every row with its hash, and all rows with the ledger; a fault raises a `CorruptFileError`.
 
         With `drop_corrupt`, altered rows are deleted instead, and their ids returned.
         """
@@ -240,7 +239,7 @@ class ItemStore:
         return items
 
     def where(self, where: Filter) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
-        """Keys and labels of the items that pass, by rising key; if no item passes, the fields that no item has.
+        """Keys and labels of the items that pass, by rising key; if there are none, also the fields that no item has.
 
         A slow filter is refused as `busy`.
         """
@@ -282,11 +281,8 @@ class ItemStore:
         """Apply operations in one transaction: on return the changes are on disk; after an error nothing has changed.
 
         An item replaces an item with the same id and other content. Deleting a missing id has no effect. A refused
-        operation does not stop the others. The log holds deleted items until `erase_log`.
-
-        Args:
-            operations: operations, applied in this order.
-            facts: facts to store, by name.
+        operation does not stop the others. The log holds deleted items until `erase_log`. `facts` holds values to
+        store by name.
 
         Returns:
             The effect of each operation, or its refusal.
@@ -302,7 +298,7 @@ class ItemStore:
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
         """Replace all items of origin `index`, in one transaction; errors as in `write`.
 
-        Items added or changed while serving stay; a new item with one of their ids is dropped. If a new item equals an
+        Items that a service added or changed stay; a new item with one of their ids is dropped. If a new item equals an
         intact old one, the key stays. The ids of `items` must differ.
         """
         with refuse_unstored(), transaction(self._writer) as changes:

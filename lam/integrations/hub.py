@@ -39,7 +39,6 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
     """An encoder, its calibration and its metrics, with `save_pretrained`, `from_pretrained` and `push_to_hub`.
 
     Attributes:
-        encoder: the encoder.
         calibration: thresholds and probabilities; None without a calibration.
         metrics: metrics of an evaluation for the model card, by the keys of `metrics.json`.
     """

@@ -1,4 +1,4 @@
-"""For the adapters of text libraries: predictions for texts, and P(right), the probability that a hit is right."""
+"""Used by adapters of text libraries: predictions for texts, and P(right), the probability that a hit is right."""
 
 import json
 import warnings
@@ -43,7 +43,7 @@ class Judgement:
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """Decision, probability and κ for each of the first k hits, to add to the hit's metadata."""
+        """For each of the first k hits, fields for its metadata: decision, P(right) and the query's κ."""
         same = {"decision": self.decision, "kappa": self.kappa}
         return [{**same, "probability": probability} for probability in self.probabilities]
 
@@ -93,13 +93,11 @@ def judge_each(
     """The decision on a query, and P(right) of each of its first k hits.
 
     All hits of a label have the same P(right). For the label of the first hit, P(right) is the calibrated probability.
-    A later label is right only if all earlier labels are wrong. So its P(right) is one minus the sum of the earlier
-    P(right), times the calibrated probability of a search without the hits of earlier labels. A hit without a label
-    counts as a label of its own.
+    A later label is right only if all earlier labels are wrong. So its P(right) is 1 − Σ P(right) over earlier labels,
+    times the calibrated probability of a search without their hits. A hit without a label counts as a label of its own.
 
     Args:
         calibration: calibration of the encoder on the gallery.
-        query: prediction of one query.
         cosines: (N,) cosines of the hits, best first: 50 or more, or all of the gallery.
         labels: N labels of the hits, empty for a hit without a label.
         k: number of hits to judge.

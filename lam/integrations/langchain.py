@@ -157,8 +157,7 @@ class LamVectorStore(VectorStore):
 class LamRetriever(BaseRetriever):
     """The k nearest documents, each with `metadata["lam"]`: decision, probability (P(right)) and the query's κ.
 
-    If the decision is not `match`, `on_unknown` says whether to return the documents, no documents, or to raise an
-    `UnknownQueryError`.
+    If the decision is not `match`, `on_unknown` chooses between all documents, no documents and an `UnknownQueryError`.
     """
 
     store: LamVectorStore

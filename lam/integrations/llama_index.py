@@ -44,7 +44,7 @@ class LamEmbedding(BaseEmbedding):
 
 
 class LamPostprocessor(BaseNodePostprocessor):
-    """Return the first nodes, scored by P(right); use it instead of `SimilarityPostprocessor`.
+    """Returns the first nodes, scored by P(right); replaces `SimilarityPostprocessor`.
 
     The retriever must return 50 nodes (`similarity_top_k=50`) or all, with their cosines. Each returned node has
     `metadata["lam"]`: decision, probability and the query's κ.
@@ -56,7 +56,7 @@ class LamPostprocessor(BaseNodePostprocessor):
         top_n: greatest number of nodes to return.
         gallery_size: number of nodes in the index; None for the size at the calibration.
         label: the metadata field with a node's label; a node without it counts as a label of its own.
-        on_unknown: if the decision is not `match`: return the nodes, no nodes, or raise an `UnknownQueryError`.
+        on_unknown: chooses between all nodes, no nodes and an `UnknownQueryError` if the decision is not `match`.
         n_samples: as in `Encoder.embed`.
     """
 
@@ -95,12 +95,7 @@ class LamPostprocessor(BaseNodePostprocessor):
 def open_run(folder: str | Path, **options: Any) -> tuple[list[TextNode], LamEmbedding, LamPostprocessor]:
     """The texts of a run's gallery as nodes with embeddings, the `embed_model` of an index, and the postprocessor.
 
-    Args:
-        folder: folder of a calibrated run on texts.
-        options: options of `LamPostprocessor`.
-
-    Raises:
-        ValueError: for a run without calibration, or on images.
+    A run on images, or without calibration, is a `ValueError`. `options` are options of `LamPostprocessor`.
     """
     run = Run(folder)
     gallery, calibration = run.gallery, run.calibration

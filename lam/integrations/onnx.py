@@ -73,7 +73,7 @@ def _name_outputs(graph: Any, names: list[str]) -> None:
 
 
 def _hypot(a: Any, b: Any) -> Any:
-    """√(a² + b²), without overflow, as κ is at most 1e8."""
+    """√(a² + b²); the squares do not overflow, because κ is at most 1e8."""
     return _op.Sqrt(_op.Add(_op.Mul(a, a), _op.Mul(b, b)))
 
 

@@ -124,7 +124,7 @@ class QdrantGallery:
                 return torch.cat(pages), labels
 
     def calibrate(self, queries: Embeddings, labels: Sequence[str], choices: Choices | None = None) -> Calibration:
-        """Calibration on the collection; arguments and errors as in `lam.retrieval.calibrate_vectors`."""
+        """Calibrate on the collection; arguments and errors as in `lam.retrieval.calibrate_vectors`."""
         return calibrate_vectors(queries, labels, *self.vectors(), choices)
 
     def answer(
@@ -133,8 +133,6 @@ class QdrantGallery:
         """Search for queries and decide on their hits; errors as in `lam.retrieval.judge`.
 
         Args:
-            queries: embeddings of the queries.
-            calibration: calibration on this collection.
             features: (Q, P) features of the queries, from `Encoder.predict`; some scores need them.
             k: number of points in an answer, at least 1.
         """

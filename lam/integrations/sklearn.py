@@ -30,8 +30,8 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     """Detect rows whose direction is unlike the training data; at most a promised share of usual rows is flagged.
 
     A part of the rows is held out. `offset_` is the conformal threshold on their scores: a new row from the same source
-    is flagged with a probability of at most `flag_rate_`, for any distribution. The Laplace posterior needs pairs: two
-    rows of one label; or nearest neighbours, without labels, with one class, or with one row per class.
+    is flagged with a probability of at most `flag_rate_`, for any distribution. The Laplace posterior is fitted to
+    pairs of rows with one label. If no labels, one label or only different labels are given, neighbours are pairs.
 
     Args:
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the
@@ -134,7 +134,7 @@ def _tensor(X: np.ndarray) -> Tensor:
 
 
 def _pairs(rows: Tensor, labels: Tensor | None) -> tuple[list[tuple[Tensor, Tensor]], Relation]:
-    """Batches with targets, and the relation that makes pairs: equal labels, or directions close together."""
+    """Batches with targets, and the relation that decides which rows are pairs: by label, or by direction."""
     counts = torch.zeros(0) if labels is None else labels.unique(return_counts=True)[1]
     if labels is not None and len(counts) > 1 and bool((counts > 1).any()):
         return [(rows, labels)], Relation("dataset")

@@ -1,8 +1,8 @@
-"""Backup of a finished run, even while a service uses the run and changes its items. The backup can be served.
+"""Backup of a finished run, while a service may use the run and change its items. A service can serve the backup.
 
-The backup holds the items of one moment: SQLite copies its pages in one read transaction, while others may write. All
-other files stay fixed after the run, or change only under the run's lock, which the backup holds. The sample of live
-queries and the tests of promised rates (`watch/`) are left out, because a service may be writing them.
+The copy of the items is consistent: SQLite copies them in one read transaction, while others may write. All other
+files stay fixed after the run, or change only under the run's lock, which `back_up` holds. The backup leaves out the
+sample of live queries and `watch/` (the tests of promised rates), because a service may be writing them.
 """
 
 import os
@@ -21,14 +21,14 @@ from lam.runs.live import FOLDER as LIVE
 from lam.utils.files import CorruptFileError, sha256_of, sync_folder, write_record
 
 RECORD = "backup.json"
-"""List of a new backup's files, with hashes. Serving the backup changes its database of items."""
+"""File that lists a new backup's files and hashes. Its hash of the items is outdated once the backup is served."""
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """A file of a backup: its path in the folder, its size and its hash."""
+    """A file of a backup, named by its path in the folder."""
 
     name: str
     bytes: int
@@ -37,7 +37,7 @@ class CopiedFile:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup: its folder, its time (UTC), the number of items in its gallery, and its files by name."""
+    """A backup, created at a time in UTC; `items` counts the items in its gallery."""
 
     folder: Path
     created: str
@@ -53,10 +53,10 @@ class Backup:
 def back_up(run: str | Path, folder: str | Path) -> Backup:
     """Copy a run into a new folder, which appears only once it is complete and checked.
 
-    Meanwhile a service may answer deletions with `busy`.
+    During the copy, a service may answer deletions with `busy`.
 
     Args:
-        run: folder of a finished run, served or not.
+        run: folder of a finished run; a service may have it open.
         folder: the new folder; its parent must exist.
 
     Raises:
@@ -99,7 +99,7 @@ def _check(run: Run) -> None:
 
 
 def _fixed_files(folder: Path) -> Iterator[Path]:
-    """Files relative to a run's folder, except items, caches, live queries, `watch/` and temporary files."""
+    """Relative paths of a run's files, except items, caches, live queries, `watch/` and temporary files."""
     left_out = {Path(GALLERY) / CACHE, Path(LIVE), Path(WATCH)}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)

@@ -1,13 +1,16 @@
 """`lam calibrate`: thresholds and probabilities for the answers of a run.
 
-A run is calibrated on its validation split or on a folder of fresh images. The validation split has chosen the epoch
-and the likelihood scale, so it is only nearly exchangeable with new data; a strict bound needs a fresh folder.
+A known query has a match in the gallery; a stranger has no match.
 
-By default the queries search the run's gallery, including items added while serving. If the gallery holds no class of
-the queries, one half of the held-out data replaces an equal number of gallery items. With the gallery `held-out`, which
-places need, one half of the held-out data searches the other half. If each item searched all others, two items would
-often be each other's nearest non-match, and their score would count twice: over 200 splits of FashionMNIST, a target of
-0.001 gave a rate of 0.0019.
+The calibration data are the run's validation split or a folder of fresh images. The run chose its epoch and likelihood
+scale on the validation split, which is therefore only nearly exchangeable with new data; a strict bound needs fresh
+images.
+
+By default, the queries search the run's gallery, including items that a service added. If the gallery holds no class of
+the validation split, one half of the split replaces an equal number of gallery items. With the gallery `held-out`,
+which images of places need, one half of the calibration data searches the other half. A search of each item among all
+others would be wrong: two items are often each other's nearest non-match, so their score counts twice (over 200 splits
+of FashionMNIST, a target of 0.001 gave a rate of 0.0019).
 """
 
 import warnings
@@ -38,25 +41,22 @@ from lam.utils.files import check_writable
 
 VALIDATION = "validation split"
 UNSEEN = 50_000
-"""Greatest gallery size for the detector of new classes, because its fit searches the gallery for each item."""
+"""Largest gallery for which the detector of new classes is fitted; the fit searches the gallery for each item."""
 KEPT = 2000
-"""Number of stored queries, which bound false accepts of filtered searches; a low rate may need more."""
+"""Number of queries that are stored to bound false accepts of filtered searches; a low target rate stores more."""
 
 
 def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
-    """Calibrate a finished run and save the result in its folder.
+    """Calibrate a finished run, save the calibration in its folder, and return it.
 
     Args:
         run: the run's folder.
         options: options of the calibration; None for the defaults.
         progress: show a progress bar on standard error.
 
-    Returns:
-        The saved calibration.
-
     Raises:
-        ValueError: for a folder without a finished run, changed data, damaged files, a flag without its reference
-            features, a gallery without a match for any query, or too few data to bound a target rate.
+        ValueError: for a folder without a finished run, changed data, damaged files, a gallery without a match for any
+            query, or too few data to bound a target rate.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     finished = Run(run)
@@ -106,7 +106,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
 
 
 def _attainable_targets(options: CalibrationOptions, known: Known, strangers: Strangers) -> Targets:
-    """The targets; a default rate rises to the least rate that the number of calibration scores can bound."""
+    """The target rates; if the scores are too few to bound a default rate, it rises to the least possible rate."""
     asked = options.rates
     targets = Targets(**asked)
     n_without_match = int(known.searches.non_mated.isfinite().sum())
@@ -130,7 +130,7 @@ def _attainable_targets(options: CalibrationOptions, known: Known, strangers: St
 def _facts(
     inputs: Inputs, known: Known, strangers: Strangers, mixture: OtherQueries | None, targets: Targets
 ) -> dict[str, Any]:
-    """Facts for readers: the calibration data, and the queries for which the bounds hold."""
+    """Facts for later commands: the calibration data, the options, and the queries for which the bounds hold."""
     options, run = inputs.options, inputs.run
     right = known.searches.correct[known.searches.has_mate]
     given = {name: getattr(options, name) for name in ("folder", "strangers", "unlabelled")}
@@ -165,10 +165,9 @@ def _facts(
 
 
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
-    """The detector of new classes, learnt from the gallery's items as queries.
+    """The detector of new classes, fitted by a search of the gallery for each of its items.
 
-    None without a class of exactly one item, or with more than `UNSEEN` items. Also None if items are answers or fused
-    images, because queries are neither.
+    None without a class of exactly one item, with too few or too many items, and for answers or fused images.
     """
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
@@ -182,7 +181,7 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
 
 
 def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> UnmatchedQueries | None:
-    """The queries that bound false accepts of filtered searches: strangers or labelled queries; None for places."""
+    """The strangers or labelled queries that bound false accepts of filtered searches; None for images of places."""
     if known.labels is None:
         return None
     if (found := strangers.found) is not None and strangers.can_bound(far):
@@ -201,14 +200,14 @@ def _keys(labels: Iterable[str]) -> Tensor:
 
 
 def _intervals(known: Known) -> CosineIntervals | None:
-    """Intervals for the cosines of hits; None for places."""
+    """Intervals for the cosines of hits; None for images of places."""
     if known.labels is None:
         return None
     return CosineIntervals.fit(known.queries.embeddings, known.labels, known.searchable.items.mean, known.searches.hits)
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:
-    """(Q,) classes of the queries, numbered as in training; −1 for classes outside training. None for places."""
+    """(Q,) classes of the queries, numbered as in training, −1 for other classes; None for images of places."""
     if known.labels is None or train.targets.ndim > 1:
         return None
     numbers = {name: number for number, name in enumerate(train.classes)}

@@ -1,6 +1,6 @@
-"""The gallery of a calibration: the items of the run, one half of the held-out data, or both.
+"""The gallery of a calibration: the run's items, one half of the held-out data, or both.
 
-With both, the half replaces an equal number of items, because error rates depend on the gallery's size.
+A gallery of both has as many items as the labelled part of the run's gallery, because error rates depend on this size.
 """
 
 import warnings
@@ -43,7 +43,7 @@ class Searchable:
 
 
 def holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether the gallery holds only classes of the run that no image has, and two images share a class."""
+    """Whether every label of the gallery is a class in `images.classes` without an image, and two images share one."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}
@@ -53,7 +53,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """A gallery from the held-out data, and its queries: `images.is_query` divides the data, or chance into halves."""
+    """Held-out data, split into queries and a gallery by `images.is_query`, or by default into random halves."""
     is_query = images.is_query
     if is_query is None:
         if len(images) < 2:
@@ -65,14 +65,14 @@ def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: R
 
 
 def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
-    """The items of the run as the gallery; all images are queries."""
+    """The run's items as the gallery; all images are queries."""
     stored, labels, without_label = _labelled(gallery)
     relevance = _relevance(images, labels, torch.ones(len(images), dtype=torch.bool))
     return Searchable(stored, relevance, labels, is_stored=True, without_label=without_label)
 
 
 def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embeddings, seed: int) -> Searchable:
-    """The items of the run, some replaced by one half of the held-out data; with a `Note`."""
+    """The run's items, some replaced by one half of the held-out data, with a `Note` as a warning."""
     stored, labels, without_label = _labelled(gallery)
     n_replaced = min(len(images) - len(images) // 2, len(labels))
     is_query = _drawn(images, len(images) - n_replaced, seed)

@@ -25,29 +25,30 @@ class CalibrationOptions:
     """Options of calibrating a run.
 
     Attributes:
-        targets: error rates, all or some by name. If the data are too few to bound a default rate, it rises to the
-            least rate that they can bound, with a warning.
-        flag: score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default the score that best
-            separates strangers from known queries in cross-validation.
+        targets: error rates by name; missing names have default rates. With too few data for a default rate, the rate
+            rises to the least rate that the data can bound, with a warning.
+        flag: score that flags a query as a stranger, from `lam.retrieval.decisions.flags.FLAGS`; by default the score
+            that best separates strangers from known queries in cross-validation.
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
-        gallery: `index` searches the labelled items of the run's gallery; `held-out` searches one half of the held-out
-            data. By default `index`; if the gallery holds no validation class, one half of the validation split then
-            replaces an equal number of gallery items, with a note.
-        folder: fresh images in class sub-folders instead of the validation split; for texts a table with labels or
-            answers.
-        strangers: a folder or table of queries without a match. The bound on false accepts then holds for similar
-            queries, and P(known) and the flag learn from these strangers. By default, held-out classes are the
-            strangers, and the bound holds for unseen classes. If they are too few for the target, the bound comes from
-            labelled queries that search the gallery without their matches, and holds for similar queries. Without
-            held-out classes, P(known) and the flag learn from the same searches.
+        gallery: `index` searches the labelled items of the run's gallery; `held-out` searches one half of the
+            calibration data. By default `index`; if the gallery holds no validation class, one half of the validation
+            split replaces an equal number of gallery items, with a note.
+        folder: a folder of fresh images in class sub-folders, or a table of texts with labels or answers; by default
+            the validation split.
+        strangers: a folder or table of queries without a match; by default the items of held-out classes. P(known) and
+            the flag learn from these strangers, and the bound on false accepts holds for queries like them. With too
+            few held-out classes for the target rate, labelled queries search the gallery without their matches, and
+            the bound holds for queries like these. Without held-out classes, P(known) and the flag learn from these
+            searches.
         unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
-            queries are left out, with a warning. Queries have no effect if the share of strangers may be 0 or 1.
+            queries are left out, with a warning. If possibly all queries are known, or all strangers, they do not
+            count.
         share_of_strangers: assumed share of strangers among future queries, if unlabelled queries do not determine it.
         columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
         data_root: folder of the run's data, if it has moved.
-        reference: number of training items to which scores measure distances; 0 for no reference.
+        reference: number of training items that some scores compare queries with; 0 to go without these scores.
         damaged: treatment of damaged image files in these folders; by default an error.
 
     Raises:
@@ -87,14 +88,14 @@ class CalibrationOptions:
 
 
 def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
-    """Options with the requested rates, flag and accept score of the run's last calibration as defaults.
+    """Options with the rates, flag and accept score that the last calibration of the run requested, as defaults.
 
     A `wrong` rate of 0 removes the earlier `wrong` rate. With `reference` 0, an earlier flag that needs a reference is
     dropped, with a warning.
     """
     try:
         previous = Run(run).calibration
-    except ValueError:  # of another encoder, and not used; or of a broken run, which fails later
+    except ValueError:  # a calibration of another encoder is not repeated; a broken run fails later
         previous = None
     rates, flag, accept = options.rates, options.flag, options.accept
     if previous is not None:

@@ -11,7 +11,7 @@ _SHOWN_SCORES = 5
 
 
 def describe_calibration(calibration: Calibration) -> Iterator[str]:
-    """Lines with the bounds of a calibration and its evidence."""
+    """Lines of text: the bounds of a calibration, and the evidence for them."""
     facts, targets = calibration.facts, calibration.targets
     left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
@@ -61,7 +61,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
 def bounded_queries(
     what: str, *, folder: str | None, strangers: str | None, is_trained: bool, n_classes: int, far: float
 ) -> str:
-    """The queries for which the bound `far` on false accepts holds; other strangers may exceed it by far.
+    """Words for the queries with the bound `far` on false accepts; for other strangers the rate may be much higher.
 
     Args:
         what: kind of queries: `classes`, `identities` or `questions`.
@@ -85,7 +85,7 @@ def bounded_queries(
 
 
 def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strangers: str | None) -> str:
-    """The queries for which the bound on wrong answers holds; `strangers` is a folder, None for held-out classes."""
+    """Words for the queries with the bound on wrong answers; `strangers` is a folder, None for held-out classes."""
     without = n_without_match + n_strangers
     share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
     whom = ""
@@ -106,7 +106,7 @@ def without_match(share: float) -> str:
 
 
 def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: int) -> Iterator[str]:
-    """Lines with the probabilities of an answer, each with its event and condition."""
+    """Lines that state the probabilities of an answer, each with its event and condition."""
     known, right = float(decisions.p_known[row]), float(decisions.right_if_known[row])
     statistic, above = float(decisions.statistic[row]), float(decisions.accept_above[row])
     yield f"if the gallery holds it, the first hit is right: {right:.2f}"
@@ -120,7 +120,7 @@ def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: i
 
 
 def looks_as_good(share: float) -> str:
-    """A sentence on the share of searches without a match that have a first hit as good as this one."""
+    """A clause that says how many searches without a match have a first hit as good as this one."""
     if share >= 1:
         return "every search without a match looks as good"
     often = f"1 in {1 / share:.0f} searches" if share <= 0.2 else f"{share:.0%} of searches"
@@ -128,7 +128,7 @@ def looks_as_good(share: float) -> str:
 
 
 def _known_from(calibration: Calibration) -> str:
-    """The evidence for P(known)."""
+    """The evidence for P(known) in words."""
     facts, contrast, usual = calibration.facts, calibration.match_probability.contrast, "from how unusual a query is"
     if contrast is None:
         return usual
@@ -147,7 +147,7 @@ def _known_from(calibration: Calibration) -> str:
 
 
 def _worth(calibration: Calibration) -> str:
-    """The scores behind P(right | known), and the weights of the first ones."""
+    """The scores behind P(right | known) in words, with the weights of the first ones."""
     worth, facts = calibration.match_probability.right.worth, calibration.facts
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])

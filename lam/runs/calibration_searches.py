@@ -46,7 +46,7 @@ _SAME = 1e-5  # greatest distance between embeddings of one input in batches of 
 class Inputs:
     """A run, the options of its calibration, and the data.
 
-    `config` has the present folder of the data. `splits` is None for fresh images without a reference.
+    `config` names the present folder of the data. `splits` is None for a folder of fresh images and `reference` 0.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
@@ -83,10 +83,10 @@ class Known:
         images: the data that contain the queries.
         queries: embeddings and features of the queries.
         searchable: the gallery, and the items that match each query.
-        gallery: the kind of this gallery, `index` or `held-out`.
+        gallery: the kind of gallery, `index` or `held-out`.
         searches: hits of the queries.
-        verifier: distinguishes pairs of one class from other pairs; None if one of the two kinds is missing.
-        reference: training items to which distances are measured.
+        verifier: distinguishes pairs of one class from other pairs; None if all pairs are of one kind.
+        reference: training items that some scores compare queries with; None to go without these scores.
     """
 
     images: Dataset
@@ -99,13 +99,13 @@ class Known:
 
     @property
     def labels(self) -> Tensor | None:
-        """(Q,) labels of the queries; None for places."""
+        """(Q,) labels of the queries; None for images of places."""
         images = self.images
         return None if images.targets.ndim > 1 else images.labels[self.searchable.relevance.queries]
 
     @property
     def gallery_labels(self) -> Tensor | None:
-        """(G,) labels of the gallery; None for places."""
+        """(G,) labels of the gallery; None for images of places."""
         labels = self.searchable.relevance.labels_of_hits(torch.arange(len(self.searchable.items))[None])
         return None if labels is None else labels[0]
 
@@ -115,9 +115,9 @@ class Strangers:
     """Queries without a match, and their hits.
 
     Attributes:
-        found: their hits; None without strangers.
-        labels: their labels; None for strangers from a folder.
-        n_classes: number of their classes, if they are held-out classes of the run; 0 for strangers from a folder.
+        found: embeddings and hits; None without strangers.
+        labels: labels of the strangers; None for strangers from a folder.
+        n_classes: number of the held-out classes of the strangers; 0 for strangers from a folder.
     """
 
     found: OtherQueries | None
@@ -128,7 +128,7 @@ class Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether the strangers can bound this rate of false accepts. A held-out class counts as one stranger."""
+        """Whether strangers bound the rate `far` of false accepts: any from a folder, or enough held-out classes."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 
@@ -173,7 +173,7 @@ def search_known(inputs: Inputs) -> Known:
 
 
 def _check_attainable(inputs: Inputs, n_queries: int) -> None:
-    """Reject, before embedding, a requested rate that needs more queries for its bound."""
+    """Before the embedding starts, reject a requested rate that the queries are too few to bound."""
     rates, strangers = inputs.options.rates, inputs.options.strangers
     Targets(**rates)  # raises for a rate outside (0, 1)
     least = {"ood": needed, "wrong": answers_needed}
@@ -189,7 +189,7 @@ def _check_attainable(inputs: Inputs, n_queries: int) -> None:
 
 
 def search_strangers(inputs: Inputs, known: Known) -> Strangers:
-    """Search the gallery for the strangers in the options, by default for the items of held-out classes."""
+    """Search the gallery for the strangers of the options, by default the items of held-out classes."""
     if inputs.options.strangers is not None:
         queries = inputs.queries(inputs.options.strangers)
         found, is_itself = _search_without_match(inputs, known, queries)
@@ -211,9 +211,9 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
 def _search_without_match(
     inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """Hits of strangers, and whether each has the embedding of an item.
+    """Hits of strangers, and whether each stranger has the same embedding as its nearest item.
 
-    Held-out strangers skip gallery items with the labels of held-out classes.
+    The search for held-out strangers skips gallery items with labels of the held-out classes.
     """
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
@@ -235,9 +235,9 @@ def _search_without_match(
 
 
 def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
-    """Search the gallery for unlabelled queries, without the stored items and training items among them.
+    """Search the gallery for the unlabelled queries that are neither stored items nor training items.
 
-    Stored and training items would make P(known) too low for future queries. None without queries, or if some are
+    Stored and training items would make P(known) too low for future queries. None if no query remains, or if some are
     training items and the reference is too small to find them all.
     """
     if inputs.options.unlabelled is None:
@@ -289,7 +289,7 @@ def _splits(run: Path, config: RunConfig) -> Splits:
 
 
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
-    """Whether each query has the embedding of an item, because the gallery holds the same file."""
+    """Whether each query has the same embedding as its nearest item, as if the gallery holds the query itself."""
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 

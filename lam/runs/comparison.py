@@ -31,7 +31,7 @@ class ComparedRun:
 
     Attributes:
         name: name of its method, or of its folder if two runs share a method.
-        metrics: metrics by flat key; None if undefined, for example metrics of κ if all κ are equal.
+        metrics: metrics by the keys of `metrics.json`; None if undefined, as metrics of κ are if all κ are equal.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs in the order of the arguments, and the files of their table and plots."""
+    """The compared runs in the order of the arguments, and the paths of the table and plots in `folder`."""
 
     folder: Path
     runs: list[ComparedRun]
@@ -67,9 +67,6 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     Args:
         folders: folders of at least two runs on the same data.
         output: a new folder, or the folder of an earlier comparison to replace.
-
-    Returns:
-        The runs and the written files.
 
     Raises:
         ValueError: for fewer than two runs or more than a plot can show, a repeated run, a run that is not finished or
@@ -148,7 +145,7 @@ def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
 
 
 def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
-    """Draw every plot, with the runs that have the curve."""
+    """Draw each plot with the runs that have data for it; return the paths."""
     pictures = [folder / "figures.png"]
     bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in shown_in("bars")}
     known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}

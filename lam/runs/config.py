@@ -31,7 +31,7 @@ Duplicates = Literal["keep", "drop", "refuse"]
 METHOD = "method"
 COMMAND = "lam run"
 UNSEEN = "unseen"
-"""Name of the held-out classes in keys of metrics, where it takes the place of an OOD set."""
+"""Name of the held-out classes in keys of metrics, in place of the name of an OOD set."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class DataConfig:
                 raise ValueError(f"ood has {count} sets called {key}: give each its own title")
 
     def completed(self, network: str) -> "DataConfig":
-        """The settings with absolute paths and, where it is not set, the preprocessing of a pretrained network."""
+        """The settings with absolute paths, and with a pretrained network's preprocessing as the default."""
         ood = [replace(each, root=_absolute(each.root)) for each in self.ood]
         root, soft_labels = _absolute(self.root), _absolute(self.soft_labels)
         options = {**self.options, **_preprocessing(network, self.options.get("preprocessing") or {})}
@@ -126,8 +126,8 @@ class NetworkConfig:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
         weights: name of the pretrained weights in the network's library; None for random weights.
-        head: `train` for a trained linear layer from features to embeddings; `identity` for the features as embeddings,
-            with `efficientnet_lite0` and networks for sentences.
+        head: `train` trains a linear layer from features to embeddings; `identity` takes the features as embeddings,
+            for `efficientnet_lite0` and networks for sentences.
         options: other options of the network.
     """
 
@@ -185,13 +185,13 @@ class PlacesConfig:
         check_at_least("negative_beyond", self.negative_beyond, float(self.positive_within))
 
     def relation_of(self, items: Dataset) -> Relation:
-        """Relation of pairs: by label, or by position for places."""
+        """The rule for positive and negative pairs: by label, or by position for images of places."""
         if items.targets.ndim == 1:
             return Relation()
         return Relation("batch", self.positive_within, self.negative_beyond, self.angle_within)
 
     def relevance_of(self, items: Dataset, relation: Relation | None = None) -> Relevance:
-        """The items that match each query by a relation (default: `relation_of`)."""
+        """The items that match each query by `relation`, by default `relation_of(items)`."""
         relation = self.relation_of(items) if relation is None else relation
         return relevance_of(relation, items.targets, is_query=items.is_query, relevant_within=self.relevant_within)
 
@@ -201,8 +201,8 @@ class EvaluationConfig:
     """Evaluation of the encoder; see `lam.evaluate`.
 
     Attributes:
-        n_samples: number of samples behind each κ, in tuning, evaluation and all later embeddings, and behind the
-            calibration metrics.
+        n_samples: number of sampled embeddings from which each κ and the calibration metrics are computed, in tuning,
+            evaluation and all later embeddings.
         reference: number of training items among which the k-NN score finds neighbours.
         corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 skips the test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
@@ -230,9 +230,9 @@ class AmbiguityConfig:
     Both are learnt on the validation split; see `lam.tuning.ambiguity`.
 
     Attributes:
-        learn: whether to learn both; by default only if the `checkpoint` has a κ head and enough items have a match. κ
-            then combines κ_a, p_known and the posterior's κ.
-        reference: number of training items that may be neighbours, in addition to the validation split.
+        learn: whether to learn both; by default only if the `checkpoint` has a κ head (a layer that predicts κ) and
+            enough items have a match. κ then combines κ_a, p_known and the posterior's κ.
+        reference: number of training items that join the validation split as possible neighbours.
     """
 
     learn: bool | None = None
@@ -247,8 +247,6 @@ class RunConfig:
     """A whole run.
 
     Attributes:
-        data: the data.
-        network: the network.
         method: the method with its options.
         margin: margin of the loss and of the miner, in (0, 2]; see `lam.losses.build`.
         seed: seed of the weights, the order of the data and the posterior's noise.
@@ -257,11 +255,7 @@ class RunConfig:
             Laplace posterior also uses that run's κ head: the head computes κ_a, and p_known is learnt on the
             validation split.
         accelerator: device of the run: "cpu", "cuda", or "auto" for CUDA if available.
-        training: training of the network.
         augmentation: random crops and flips of the training images.
-        places: rules for matching images of places.
-        evaluation: evaluation of the encoder.
-        ambiguity: whether the encoder learns κ_a and p_known.
     """
 
     data: DataConfig
@@ -303,7 +297,7 @@ class RunConfig:
             )
 
     def check(self) -> None:
-        """Check the loss, the device, and whether the method takes the checkpoint; reads no data.
+        """Check the loss, the device, and whether the method can start with or without a checkpoint; read no data.
 
         Raises:
             ValueError: naming the setting and its allowed values.
@@ -318,7 +312,7 @@ class RunConfig:
         return losses.build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting except the output (a run may be moved), in types that YAML has."""
+        """All settings in YAML's types; `output` is None, because a run may be moved."""
         settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
         return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # turns tuples into lists
 
@@ -351,11 +345,7 @@ def _check_options(options: Mapping[str, Any], **settings: str) -> None:
 
 
 def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:
-    """The name and the options of a method, from the name alone or a mapping with both.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """The name and the options of a method, from its name or a mapping with both; a `ValueError` for other values."""
     options = {"name": section} if isinstance(section, str | None) else section
     if not isinstance(options, Mapping) or not isinstance(options.get("name"), str | None):
         raise ValueError(f"{METHOD} must be a name, or a mapping with a name and options, got {section!r}")

@@ -4,16 +4,16 @@
     configs/data/DATA.yaml       a data set, its network and training
     configs/paper/DATA.yaml      the authors' settings on a data set
 
-`DATA METHOD` reads these files in order, the last one only with `--paper`. Later files override earlier ones. In a
-file, the section `methods` holds settings for each method; they override the rest of that file. With `--paper`, the
-section `methods` of the authors' file replaces the data set's section.
+The arguments `DATA METHOD` read these files in order, the last one only with `--paper`. Later files override earlier
+ones. In a file, the section `methods` holds settings for each method; they override the rest of that file. With
+`--paper`, the section `methods` of the authors' file replaces the data set's section.
 
 The section `networks` holds settings for each network. The first installed network of this section replaces the file's
 `network`, unless an override, or a file that extends this one, names a network or weights.
 
 A file may extend a configuration (`extends: digits hib`) or a file next to it (`extends: base.yaml`), and then holds
 only the differences. Sections and mappings are merged setting by setting; other values, lists included, are replaced.
-A new method drops the options of the earlier method.
+If a later file names another method, the options of the earlier method are dropped.
 """
 
 import re
@@ -85,7 +85,7 @@ def _outsiders(name: str) -> dict[str, str]:
 
 
 def _network_of(section: Any) -> str | None:
-    """The network named in a section; "" if the section has only weights; None without both."""
+    """The network named in a section; "" if the section names only weights; None if it names neither."""
     if not isinstance(section, Mapping):
         return None
     return section.get("name") or ("" if section.get("weights") else None)
@@ -221,7 +221,7 @@ def _of_method(name: str) -> dict[str, Any]:
 
 
 def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file with its section for the network, and its sections for methods."""
+    """The settings of a file, merged with its section for the network; and its sections for methods."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a configuration: it must hold settings, such as `margin: 0.7`")
@@ -272,7 +272,7 @@ def _merge_mappings(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
 
 
 def describe_settings() -> str:
-    """Lines of help: every setting of a run, with its default and, if they are few, its allowed values."""
+    """Lines of help: each setting of a run, its default, and its allowed values if they are few."""
     rows = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})"), *describe(RunConfig)]
     for name, method in methods.METHODS.items():
         if options := describe(method, f"{METHOD}."):

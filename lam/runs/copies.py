@@ -25,7 +25,7 @@ COPIES = "copies.csv"
 """File in a run's folder that lists copies."""
 
 _PARTS = ("test", "validation", "train", "strangers")
-"""Splits by priority: among copies, the item in the first of these splits is the original, and is kept."""
+"""Splits in order of priority: among copies, the item in the earliest split is the original, and is kept."""
 
 _HASH_SIDE = 16
 _NEAR = 24
@@ -35,13 +35,13 @@ _LEAST_SIDE = 32
 """Least length of an image's side, in pixels; perceptual hashes confuse smaller images."""
 
 _MOST_COMPARED = 100_000
-"""Greatest number of images among which near copies are sought; this takes half a minute on one core."""
+"""Largest number of images that are compared for near copies; the comparison takes half a minute on one core."""
 
 _NEIGHBOURS = 8
 
 
 class Item(NamedTuple):
-    """An item of a split: its path or number, and its label (empty without one)."""
+    """An item of a split; `path` is its file or number, and `label` is empty without a label."""
 
     part: str
     row: int
@@ -79,7 +79,7 @@ def exact_copies(splits: Splits) -> list[list[Item]]:
 def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
     """Splits with one item of each content, and the list of exact copies.
 
-    If equal contents have different labels, all are dropped, because the right label is unknown.
+    Items with equal content but different labels are all dropped, because the right label is unknown.
     """
     groups = exact_copies(splits)
     dropped: dict[str, set[int]] = {}
@@ -153,7 +153,7 @@ def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
 
 
 def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
-    """Row and content (a file's SHA-256, or a text) of each item, without answers, which all splits share."""
+    """Row and content (SHA-256 of a file, or a text) of each item, except for answers, which all splits share."""
     if part.files:
         return ((row, sha256_of(path)) for row, path in enumerate(part.files))
     if isinstance(part, Texts):

@@ -25,8 +25,8 @@ TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),
     "typing": (0.02, 0.05, 0.1, 0.15, 0.2),
 }
-"""Probabilities for each word or letter at severities 1 to 5. `words` omits words, but keeps at least one. `typing`
-omits, doubles or replaces a letter, or swaps it with the next character, each equally likely."""
+"""Probability that a word or a letter changes, at severities 1 to 5. `words` omits words, but keeps at least one.
+`typing` omits, doubles or replaces a letter, or swaps it with the next character, with equal probabilities."""
 
 BATCH = 100
 SEVERITIES = 5
@@ -84,12 +84,12 @@ def corrupted_text(text: str, kind: TextKind, severity: int, *, generator: torch
 
 @dataclass(frozen=True)
 class CorruptionCurve:
-    """κ and answers of N queries under one kind of corruption, at severities 0 (clean) to V − 1.
+    """κ and first hits of N queries under one kind of corruption, at severities 0 (clean) to V − 1.
 
     Attributes:
         kappa: (V, N) concentrations.
         correct: (V, N) whether the first hit is right; the gallery is clean and leaves out the query itself.
-        parts: (V, N) values of each part of κ, by name; empty unless the encoder has learnt its ambiguity.
+        parts: (V, N) values of κ_e, κ_a and p_known by name; empty if the encoder has not learnt its ambiguity.
     """
 
     kappa: Float[Tensor, "V N"]
@@ -108,7 +108,7 @@ class CorruptionCurve:
 
     @property
     def trends(self) -> dict[str, float]:
-        """The trend of each part of κ."""
+        """The trends of κ_e, κ_a and p_known by name."""
         return {name: _trend(values) for name, values in self.parts.items()}
 
 
@@ -203,5 +203,5 @@ def _trend(values: Float[Tensor, "V N"]) -> float:
     ranks = torch.from_numpy(rankdata(values.numpy(), axis=0)).T
     ranks = ranks - ranks.mean(1, keepdim=True)
     severity = torch.arange(len(values), dtype=torch.float64)
-    ranks = ranks[ranks.any(1)]  # constant κ has no rank
+    ranks = ranks[ranks.any(1)]  # leaves out queries with constant κ
     return float(F.cosine_similarity(severity - severity.mean(), ranks, dim=1).mean())

@@ -24,7 +24,7 @@ class Curves:
         uncertainty: (Q,) −κ of these queries.
         inside: (N,) the encoder's own OOD score of all queries; higher means more OOD.
         outside: (O,) the same score of the items of each OOD set.
-        reliability: confidence against accuracy; None for a method without samples.
+        reliability: accuracy in bins of confidence; None for a method without samples.
     """
 
     correct: Bool[Tensor, " Q"]

@@ -60,7 +60,7 @@ def load_data(
     Args:
         data: the settings.
         damaged: paths of image files to leave out.
-        root_option: the option for the folder of the files, which the error about missing files names.
+        root_option: the option that the error about missing files recommends.
     """
     options = data.options | _skipping(data.name, data)
     with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
@@ -230,7 +230,7 @@ def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 
 def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
-    """Warn of texts that the network cuts."""
+    """Warn of texts that are longer than the network reads."""
     read = {text: part.preprocessing for part in parts if isinstance(part, Texts) for text in part.texts}
     n_cut = sum(is_cut(network, preprocessing, text) for text, preprocessing in read.items())
     if n_cut:
@@ -253,7 +253,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
 
 
 def loader_of(images: Any, num_workers: int = 0, *, batch_size: int = EMBEDDING_BATCH) -> DataLoader[Any]:
-    """A loader of images or features, in order, without torch's global random state."""
+    """A loader of images or features in order; it leaves torch's global random state alone."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
@@ -269,7 +269,7 @@ def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: i
 
 @contextmanager
 def _naming_setting(option: str) -> Iterator[None]:
-    """Within the context, the error about missing files also names the setting for the folder."""
+    """Within the context, an error about missing files also names the setting for their folder."""
     try:
         yield
     except MissingDataError as error:

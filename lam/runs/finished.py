@@ -24,9 +24,6 @@ from lam.utils.files import locked
 class Run:
     """A finished run. Each file is checked before it is read.
 
-    Attributes:
-        folder: folder of the run.
-
     Raises:
         ValueError: if the folder is not a run or the run did not finish.
         CorruptFileError: naming the file that is missing, truncated or altered; every property raises it too.
@@ -68,12 +65,12 @@ class Run:
 
     @cached_property
     def gallery_kind(self) -> GalleryKind:
-        """Whether the gallery holds classes or identities."""
+        """`classes` if every query has a match in the gallery, `identities` if a query may lack one."""
         return read_data(self.folder)["gallery"]
 
     @cached_property
     def has_answers(self) -> bool:
-        """Whether the gallery holds answers to questions, which are never queries."""
+        """Whether the gallery's items are answers to questions; an answer is never a query."""
         return read_data(self.folder)["answers"]
 
     @cached_property

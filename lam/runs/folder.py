@@ -38,7 +38,7 @@ FORMAT = 1  # format number of a run
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run; a `CorruptFileError` for a damaged file."""
+    """Whether a folder holds a finished run; a damaged file raises a `CorruptFileError`."""
     if not (folder / MANIFEST).is_file():
         return False
     verify(folder, [CONFIG, METRICS, "report.html"])
@@ -46,13 +46,13 @@ def is_finished(folder: Path) -> bool:
 
 
 def run_at(folder: Path) -> Path:
-    """The only run inside a folder; the same folder if it is a run, or holds several or no runs."""
+    """The only run inside a folder; the folder itself if it is a run, or holds several or no runs."""
     runs = [] if _is_run(folder) else _runs_inside(folder)
     return runs[0] if len(runs) == 1 else folder
 
 
 def require_finished(folder: Path) -> None:
-    """Require a finished run, without a check of report and plots.
+    """Require a finished run; report and plots are not checked.
 
     Raises:
         ValueError: if the folder is not a run, or the run did not finish or has another format.
@@ -101,7 +101,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_place(folder: Path, data: DataConfig) -> None:
-    """Require a writable folder, and not inside a folder of images, which would read the run's pictures as a class."""
+    """Require a writable folder outside the data's folder of images, which would take the run's plots for a class."""
     check_writable(folder)
     if data.name != "folder" or data.root is None:
         return

@@ -1,7 +1,7 @@
 """The report of a run: one self-contained HTML file without scripts.
 
-Metrics have the flat keys of `metrics.json`; `lam.retrieval.metrics.registry` has their names. `seconds_STAGE` are
-times; `tuned_...` and `corruption_...` have their own tables. The template is `report.html.jinja`.
+Metrics have the keys of `metrics.json`; `lam.retrieval.metrics.registry` maps keys to names. The keys `seconds_STAGE`,
+`tuned_...` and `corruption_...` have their own tables. The template is `report.html.jinja`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ def write_report(
 
     Args:
         path, title, plots, configuration, notes: the file, and the parts of the page.
-        metrics: values by flat key; None or NaN if a metric is undefined.
-        ood_score, ood_set: names of the encoder's own score and of the main OOD set, which keys leave out.
+        metrics: values by the keys of `metrics.json`; None or NaN if a metric is undefined.
+        ood_score, ood_set: names of the encoder's own score and of the main OOD set; the keys leave out both names.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (

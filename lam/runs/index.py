@@ -51,9 +51,9 @@ def index_images(
         The new items of the gallery, and the uncertain images.
 
     Raises:
-        ValueError: for a folder without a finished run, or that another process serves or writes to; an unknown FAISS
-            type, or a type that needs more images; mistakes in a table or shard files; `skip_uncertain` without a
-            calibration; or damaged files. The gallery then stays unchanged.
+        ValueError: for a folder without a finished run, or with a run that another process serves or changes; an
+            unknown FAISS type, or a type that needs more images; mistakes in a table or shard files; `skip_uncertain`
+            without a calibration; or damaged files. The gallery then stays unchanged.
     """
     opened = Run(run)
     encoder = opened.encoder
@@ -89,7 +89,7 @@ def calibration_of(run: Run) -> Calibration | None:
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
-    """Fill a run's gallery with embedded items; ids are positions."""
+    """Fill a run's gallery with embedded images; their ids are their positions."""
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
     items = [

@@ -23,12 +23,11 @@ EVERY = 100
 class LiveQueries:
     """A uniform sample of all queries, which continues an earlier sample.
 
-    Once a sample has dropped queries, it does not grow, because later queries would be over-represented.
+    Once a sample has dropped queries, a larger `size` has no effect, because later queries would be over-represented.
 
     Source: Vitter (1985), algorithm R.
 
     Args:
-        run: the served run.
         size: greatest number of queries in the sample, at least 1.
 
     Attributes:
@@ -49,7 +48,7 @@ class LiveQueries:
             self._kept = [(embeddings[row : row + 1], features[row : row + 1]) for row in rows]
 
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:
-        """Count a query and add it; to a full sample, with probability size/seen in place of a random query."""
+        """Count a query and add it; in a full sample, it replaces a random query with probability size/seen."""
         self.seen += 1
         if len(self._kept) < self._size:
             self._kept.append((embedding, features))
@@ -71,7 +70,7 @@ class LiveQueries:
 
 
 def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "O P"]]:
-    """The kept queries and their features."""
+    """The O sampled queries and their features."""
     kept = _read(run)
     if kept is None:
         raise ValueError(f"no queries to the run in {run.folder} were kept: `lam serve --keep-queries 2000` keeps them")

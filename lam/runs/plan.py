@@ -72,8 +72,8 @@ class Start:
     """The parts of a checkpoint that a run uses beside the network's weights.
 
     Attributes:
-        trained_by: curvature of the checkpoint's training loss (name, settings); None for a file of weights.
-        kappa_head: the κ head of the checkpoint, if any.
+        trained_by: name and settings of the curvature of the checkpoint's training loss; None for a file of weights.
+        kappa_head: the checkpoint's layer that predicts κ, if any.
     """
 
     trained_by: Mapping[str, Any] | None = None
@@ -81,7 +81,7 @@ class Start:
 
 
 class Plan:
-    """A checked configuration: the network, the training and the start of a run."""
+    """Builds the network, start and training of a run from its checked configuration."""
 
     def __init__(self, config: RunConfig) -> None:
         config.check()
@@ -121,7 +121,7 @@ class Plan:
         return splits.train if augmentation == AugmentationOptions() else Augmented(splits.train, augmentation)
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
-        """The training; it keeps the epoch of the best validation recall@1, or without matches, the last epoch."""
+        """The training; it keeps the epoch with the best validation recall@1, or the last if no query has a match."""
         config, validation = self.config, splits.validation
         relation = config.places.relation_of(splits.train)
         has_matches = bool(config.places.relevance_of(validation, relation).count().any())
@@ -144,8 +144,8 @@ class Plan:
     def checked(self, start: Start, validation: Dataset) -> Start:
         """The start, without its κ head if the run cannot use the head.
 
-        Only a posterior uses a κ head, together with p_known, which is learnt from items with a match. Too few items
-        with a match drop the head, with a warning; with `ambiguity.learn=true`, they are an error.
+        Only a posterior uses a κ head, together with p_known, which is learnt from validation items with a match. If
+        these are too few, the head is dropped with a warning; with `ambiguity.learn=true`, an error is raised.
         """
         config, learn = self.config, self.config.ambiguity.learn
         is_posterior = issubclass(config.method.encoder, BayesianEncoder)
@@ -166,7 +166,7 @@ class Plan:
         return start
 
     def trained_by(self, start: Start, histories: Mapping[str, History]) -> Mapping[str, Any]:
-        """Curvature (name, settings) of the loss that trained the network, in this run or in its checkpoint."""
+        """Name and settings of the curvature of the loss that trained the network, here or in the checkpoint."""
         if start.trained_by is not None and "network" not in histories:
             return start.trained_by
         learned = learned_parameters(histories)
@@ -187,7 +187,7 @@ class Plan:
 
 
 def start_from(network: nn.Module, checkpoint: str) -> Start:
-    """Load the weights of a file or a finished run into a network; return the other parts of the run."""
+    """Load the weights of a file or a finished run into a network; return the other parts of this checkpoint."""
     if not Path(checkpoint).is_dir():
         load_weights(network, checkpoint)
         return Start()

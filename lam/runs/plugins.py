@@ -1,7 +1,7 @@
 """The user's own networks, losses, methods and data sets on the command line, from installed packages or files.
 
-Code runs only if the user installs a package with an entry point, or names a file in a command. No file in the folder
-of a run is executed or chooses code.
+Code runs only if the user installs a package with an entry point, or names a file in a command. Files in a run's folder
+never cause other code to run.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ GROUPS: Mapping[str, Callable[[str, Any], None]] = {
 
 
 def load_installed() -> None:
-    """Register every entry point of `GROUPS`; a warning names an entry point that fails and is left out."""
+    """Register every entry point of `GROUPS`; leave out an entry point that fails, with a warning."""
     installed = entry_points()
     for group, register in GROUPS.items():
         for entry in sorted(installed.select(group=group)):
@@ -49,7 +49,7 @@ def _package(entry: EntryPoint) -> str:
 def load_file(path: str | Path) -> None:
     """Execute a Python file once, as a module with the file's name; the file may register networks, losses and so on.
 
-    The folder of the file joins the end of `sys.path`. So the file can import its neighbours, and processes that read
+    Its folder is added to the end of `sys.path`, so that the file can import its neighbours, and processes that read
     data can import the file.
 
     Example:

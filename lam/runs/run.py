@@ -4,12 +4,12 @@
     data.json            fingerprints of the splits (a run continues only on the same data), and the gallery's kind
     copies.csv           copies among the items, if any
     damaged.csv          image files that are left out, if any
-    checkpoints/         checkpoints of the training; training.json is its history
+    checkpoints/         checkpoints of the training; its history is in training.json
     trained_by.json      curvature of the training loss, for runs that start from this one
     encoder/             network, posterior, preprocessing
     gallery/             gallery items of the test split
     samples/             a few inputs to try the run with
-    metrics.json         metrics by flat key, and the seconds of each stage
+    metrics.json         metrics by key, and the seconds of each stage
     curves.safetensors   data of the plots' curves, for `lam compare`
     plots/*.png, report.html
     MANIFEST.json        SHA-256 of the files outside checkpoints/, encoder/ and gallery/, written last
@@ -70,12 +70,7 @@ _OF_ANSWERS = ("ausc", "r_auroc")
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run.
-
-    Attributes:
-        folder: folder of the run.
-        metrics: metrics by flat key; None if undefined.
-    """
+    """A finished run: its folder, and its metrics by the keys of `metrics.json` (None if undefined)."""
 
     folder: Path
     metrics: dict[str, Any]
@@ -93,11 +88,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     scale. The test split gives the metrics.
 
     Args:
-        config: configuration of the run.
         progress: show stages and progress on standard error.
-
-    Returns:
-        The folder and the metrics.
 
     Raises:
         ValueError: for settings out of range, data that are unreadable, too few or unsuited to the network, or a folder
@@ -141,7 +132,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
 
 def _finished(config: RunConfig) -> RunResult | None:
-    """The result of a finished run, else None. Changed data are an error; missing data are not compared."""
+    """The result of a finished run, else None. Changed data raise a `ValueError`; missing data are not compared."""
     folder = config.folder
     refuse_other_run(folder, config.resolved())
     if not is_finished(folder):
@@ -203,7 +194,7 @@ def _report(config: RunConfig, encoder: Encoder, data: RunData, stages: Stages) 
 
 
 def _skipped(folder: Path) -> dict[str, int]:
-    """Metric of the batches without a positive pair in all trainings of the run; empty without a training."""
+    """The number of batches without a positive pair in all trainings of the run; empty without a training."""
     if not (folder / TRAINING).is_file():
         return {}
     histories = read_json(folder / TRAINING).values()
@@ -248,7 +239,7 @@ class Evaluator:
         return evaluation, corrupted, metrics
 
     def _unseen(self, encoder: Encoder, strangers: Dataset | None) -> dict[str, float | int | None]:
-        """Recall@1 among items of held-out classes, and metrics of scores that detect wrong answers among them."""
+        """Recall@1 of searches among items of held-out classes, and how well scores detect its wrong answers."""
         count = self.config.evaluation.unseen
         if strangers is None or not count:
             return {}

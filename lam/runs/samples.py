@@ -17,7 +17,7 @@ from lam.utils.files import MANIFEST, read_json, verify, write_atomically, write
 
 FOLDER = "samples"
 COUNT = 3
-"""Number of known samples, before one stranger."""
+"""Largest number of known samples; one stranger follows them."""
 
 _SIDE = 512  # pixels of an image's longer side
 _LIST = f"{FOLDER}/samples.json"
@@ -36,9 +36,9 @@ class Sample:
 def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *, seed: int) -> list[Sample]:
     """Random samples from different classes in the gallery, and a stranger.
 
-    Known samples come from the validation split, or from the queries of the test split if the gallery holds no
-    validation class. The stranger comes from the first OOD set, else from the held-out classes, else, for texts, from
-    Python's docstrings. `candidates` are the positions of the gallery's items in the test split.
+    Known samples come from the validation split, or from the test queries if the gallery holds no validation class. The
+    stranger comes from the first OOD set, else from the held-out classes, else, for texts, from Python's docstrings.
+    `candidates` are the positions of the gallery's items in the test split.
     """
     generator = torch.Generator().manual_seed(seed)
     gallery = splits.test.labels[candidates.cpu()]

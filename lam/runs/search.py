@@ -37,8 +37,7 @@ class SearchResult:
         hits: the nearest items of each query.
         items: items of the hits, without thumbnails.
         decisions: the decisions; None without a calibration.
-        doubts: reason in words for the uncertainty of each query, if the encoder has learnt its ambiguity.
-        calibration: calibration of the run, if any.
+        doubts: words that say why each query is uncertain; empty if the encoder has not learnt its ambiguity.
         unseen: p-values of "the class is new" and "the class is in the gallery", if the calibration has them; see
             `Calibration.unseen_p_values`.
     """
@@ -57,7 +56,7 @@ class SearchResult:
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
     def intervals(self, row: int) -> list[list[float]] | None:
-        """Both ends of the cosine interval of each hit of a query; None if the calibration has no intervals."""
+        """Ends of the interval for the cosine of each hit of a query; None if the calibration has no intervals."""
         intervals = None if self.calibration is None else self.calibration.intervals
         if intervals is None:
             return None
@@ -79,7 +78,7 @@ class SearchResult:
         return lines
 
     def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
-        """A line on the flag of a query; empty for a query that the calibration's own flag lets pass."""
+        """A line on the flag of a query; empty if the query passes, judged by the calibration's own flag."""
         by, flag = decisions.flagged_by[row], calibration.flag
         why = "not all hits have a label" if self.items[row] else "nothing was found"
         words = by if by == flag else f"{by} instead of {flag}, because {why}"
@@ -94,7 +93,6 @@ def search(
     """Search a run's gallery for images or for texts.
 
     Args:
-        run: the run's folder.
         images: files, and folders of images.
         texts: texts instead of images, for a run on texts; a warning names a text that the network cuts.
         k: number of hits, at least 1.

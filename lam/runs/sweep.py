@@ -27,7 +27,6 @@ class SweepResult:
     """A finished sweep.
 
     Attributes:
-        folder: folder of the sweep.
         metrics: metrics of each seed; None if undefined.
         mean: mean over seeds of each metric that is defined for all seeds.
         std: standard deviation of these metrics over n seeds, with the divisor n − 1; empty for a single seed.
@@ -65,11 +64,7 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
     Args:
         config: configuration of the runs; `output` is the folder of the sweep, by default the run's folder with
             `-sweep` appended.
-        seeds: different seeds.
         progress: show stages and progress on standard error.
-
-    Returns:
-        The metrics of all seeds; `sweep.json` is updated after every run.
 
     Raises:
         ValueError: for no seeds, a repeated seed or a folder that is a run; also as `lam.runs.run.run`. Finished runs

@@ -53,8 +53,7 @@ class Responder:
     """Answers searches and comparisons by a calibration; without a calibration, answers have no decision.
 
     Attributes:
-        calibration: calibration of the run, if any.
-        dimension: the encoder's `kappa_dimension`.
+        dimension: dimension for `credible_cosine`: the encoder's `kappa_dimension`.
         ambiguity: explains why a query is uncertain; None if the encoder has not learnt its ambiguity.
     """
 
@@ -75,7 +74,7 @@ class Responder:
     def verdicts(
         self, part: Part | None, queries: Sequence[Query], hits: Hits, infos: Mapping[int, ItemInfo]
     ) -> list[Verdict]:
-        """The verdict on each query, from hits in a part of the gallery, or in all of it; empty without a calibration.
+        """The verdict on each query, from hits in `part` or, for None, in the gallery; empty without a calibration.
 
         All queries must have features, or all must lack them. One call for all is ten times as fast as one for each.
         """
@@ -240,7 +239,7 @@ class Responder:
 
     @cached_property
     def thresholds(self) -> SearchThresholds | None:
-        """The thresholds for images and texts, and their promised error rates."""
+        """The thresholds of the calibration, and their promised error rates; None without a calibration."""
         return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
@@ -302,7 +301,7 @@ def numbers_of(vector: bytes | None) -> list[float] | None:
 
 
 def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> SearchThresholds:
-    """The thresholds that decided the first query of `decisions`; by default the thresholds for images and texts."""
+    """The thresholds that decided the first query of `decisions`; by default the thresholds of the calibration."""
     accept, above = calibration.accept, calibration.accept_above
     flag, flag_above = calibration.flag, calibration.flag_above
     if decisions is not None:
@@ -337,7 +336,7 @@ def _fields(decisions: SearchDecisions, min_probability: float) -> dict[str, Any
 def _accept_points(calibration: Calibration) -> list[float]:
     """At most `_POINTS` rising thresholds for the curve of false-accept rate and recall, with the present threshold.
 
-    Along one half, the rate falls from 1/2 by a constant factor; along the other half, recall falls in equal steps.
+    At half of them, the rate falls from 1/2 by a constant factor; at the other half, recall falls in equal steps.
     """
     right_hits = calibration.acceptances[0].right_hits
     scores, right = calibration.false_accepts.scores.double(), right_hits
@@ -350,7 +349,7 @@ def _accept_points(calibration: Calibration) -> list[float]:
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:
-    """At most `_POINTS` rising scores, and `in_force`. Half are evenly spaced by rank, half are dense at the top."""
+    """At most `_POINTS` rising scores and the threshold `in_force`; half are even by rank, half are near the top."""
     count = len(scores)
     half = min(_POINTS // 2, count)
     evenly = torch.linspace(0, count - 1, half, dtype=torch.float64)

@@ -40,7 +40,7 @@ _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
 _PART = 2**16
 _PAIR = ("first", "second")
-_VALUES, _VALUES_BESIDE = 2**13, 2**10  # allowed in a large body: once, and for each part beside its embedding
+_VALUES, _VALUES_BESIDE = 2**13, 2**10  # values that a large body may hold, and more for each part of a batch
 _DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64", re.IGNORECASE)
 
 
@@ -115,7 +115,7 @@ def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """The item of a body; `content` is a result of `query_of`, `metadata` JSON without the text. Missing: None."""
+    """The item of a body; `content` is as from `query_of`, `metadata` is JSON without the text. None: not given."""
 
     content: Query | str | bytes
     id: str | None = None
@@ -217,7 +217,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
-    """Refuse a large body with many values before parsing: a list takes 0.5 µs, and 20 times the memory of its text."""
+    """Refuse a body with many values before parsing: a list takes 0.5 µs, and 20 times the memory of its text."""
     weights = {",": 1, "[": 4, "{": 4, "\\": 1}
     values = sum(weight * _count(body, sign) for sign, weight in weights.items()) - _escaped_slashes(body)
     if values > most:

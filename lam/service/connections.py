@@ -28,8 +28,7 @@ class OpenConnections:
     connection waits for its client.
 
     Args:
-        most: greatest number of connections.
-        of_client: greatest number of connections from one address; None for `most`.
+        of_client: greatest number of connections from one address; None for `most`, the cap on all connections.
     """
 
     def __init__(self, most: int, of_client: int | None) -> None:
@@ -43,7 +42,7 @@ class OpenConnections:
         return len(self._open)
 
     def add(self, new: "Connection") -> bool:
-        """Count a new connection; False if it is refused. If many refused connections are open, it is also closed."""
+        """Count a new connection; False if it is refused. A refused one is closed if many refused ones are open."""
         room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
         if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)

@@ -1,4 +1,4 @@
-"""Images and texts become queries: decoding, and the network. No HTTP, no threads."""
+"""Turns images and texts into queries, by decoding and the network. No HTTP, no threads."""
 
 import logging
 from collections.abc import Sequence
@@ -27,19 +27,10 @@ Decoded = tuple[Tensor, dict[str, Any]]
 
 
 class Embedder:
-    """The encoder of a run, which embeds files and texts of requests.
-
-    Args:
-        run: the run.
-        settings: limits of images.
-        device: device of the network.
+    """The encoder of a run, which embeds files and texts of requests; a missing device is a `ValueError`.
 
     Attributes:
-        encoder: the encoder.
         device: present device of the network; after a GPU has failed, the CPU.
-
-    Raises:
-        ValueError: for a missing device.
     """
 
     def __init__(self, run: Run, settings: ServiceSettings, device: str) -> None:
@@ -61,11 +52,7 @@ class Embedder:
         return torch.zeros(*preprocessing.shape, dtype=dtype)
 
     def decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
-        """The input of the network for one image file or text, with a thumbnail if wanted.
-
-        Raises:
-            ServiceError: for content that cannot become an input.
-        """
+        """The network's input for one image or text, with a thumbnail if wanted; a `ServiceError` for bad content."""
         ((body, with_thumbnail),) = jobs  # the worker's batches hold one job, so an error belongs to one request
         preprocessing = self.encoder.preprocessing
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):

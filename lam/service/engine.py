@@ -49,8 +49,6 @@ class Engine:
 
     Args:
         run: the run's folder.
-        settings: limits.
-        device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         replica: whether another process serves the run, and this one only reads it; see `lam.gallery.replica.Replica`.
         threads: threads of torch for the network, and of FAISS for a search; other work gets one thread. None keeps
@@ -198,11 +196,7 @@ class Engine:
         return await self._done(self.reader, job)
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
-        """Embed a JPEG, PNG or WebP file or a text; an embedding is returned unchanged.
-
-        Raises:
-            ServiceError: for other content.
-        """
+        """Embed a JPEG, PNG or WebP file or a text (a `ServiceError` for other content); return a query unchanged."""
         if isinstance(body, Query):
             return body
         tensor, fields = await self._done(self.decoder, (body, with_thumbnail))

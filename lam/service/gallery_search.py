@@ -33,7 +33,6 @@ class GallerySearch:
     """Searches a gallery; a responder makes the answers.
 
     Args:
-        gallery: the gallery.
         responder: makes answers by the present calibration; a new calibration replaces the responder.
         watch: counts the queries.
         live: the sample of queries to store, if any.

@@ -20,7 +20,7 @@ _ALWAYS = 2 * MEBIBYTE  # bytes that decoding any image takes
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
     """The first frame of an image file, turned upright (EXIF); `least` as in `decode`.
 
-    The limits on pixels and bytes are checked by the header, before decoding. A `ServiceError` has the status 400 for
+    The limits on pixels and bytes are checked from the header, before decoding. A `ServiceError` has the status 400 for
     an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for another format.
     """
     if not body:

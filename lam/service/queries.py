@@ -18,7 +18,6 @@ class Query:
     """An image, a text or an embedding to search for, or to add.
 
     Attributes:
-        embedding: embedding of one item.
         features: (1, P) features of the network; None if the client sent an embedding.
         thumbnail: a small picture, if the request needs one.
         text: the part of a text that fits into an input; None for an image.
@@ -44,10 +43,8 @@ class Query:
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
         """An item from the query, with its text in the metadata.
 
-        By default the id is the `content_id` of the image file, the text or the vector.
-
-        Raises:
-            Refusal: if metadata and text together are too long.
+        By default the id is the `content_id` of the image file, the text or the vector. If metadata and text together
+        are too long, the item is refused.
         """
         mean = self.embedding.mean[0].detach().cpu().double()
         vector = (mean / mean.norm()).float().numpy().tobytes()
@@ -64,7 +61,6 @@ class Part:
     """The part of the gallery that passes a filter.
 
     Attributes:
-        matching: items of the part.
         base: calibration of the whole gallery, if any.
         calibration: calibration of the part; None if it cannot bound false accepts.
     """
@@ -91,7 +87,6 @@ class Search:
 
     Attributes:
         query: a query, or a function that returns it; the search thread calls the function, to save a thread switch.
-        k: number of hits.
         min_probability: a match with a lower probability becomes `unknown`.
         without: id of an item to leave out of the hits, if the query is this item.
         part: the part of the gallery to search; None for the whole gallery.

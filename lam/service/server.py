@@ -58,10 +58,8 @@ def serve(
         runs: a run's folder, or folders by name. Each run is served under `/runs/NAME/`, the first also at the root.
         host: the address; an address other than this machine needs a key.
         port: the port; 0 for a free port.
-        device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         replica: see `Engine`.
-        settings: limits, keys and logs.
 
     Raises:
         ValueError: for a missing key, or a Milvus collection for several runs; also as in `Engine` and `Keys.read`.

@@ -30,11 +30,11 @@ class ServiceSettings:
         linger_seconds: for reading and dropping the rest of a refused body, so that the refusal arrives.
         batch_seconds: how long the service waits for more requests to compute together.
         batch: requests that are computed together.
-        patience: seconds of work in all queues together; a request with more work before it is refused as busy.
+        patience: greatest wait in all queues together, in seconds; a request that would wait longer is refused.
         queue: waiting requests in one queue.
         keys: file of keys, besides the key in the environment; see `lam.service.keys.Keys.read`.
         access_log: file of all requests, as JSON lines; `-` for standard error.
-        slow_seconds: requests that take longer are marked in the log; without a log, they alone go to standard error.
+        slow_seconds: slower requests are marked in the log; without a log, only these are logged, on standard error.
         traces: whether to open spans of OpenTelemetry; see `lam.service.spans`.
         cors_origins: origins of pages that may use the service, such as `https://example.org`.
         keep_queries: number of random queries to keep for `lam calibrate --unlabelled live`; None keeps no query.

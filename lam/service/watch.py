@@ -65,7 +65,7 @@ class Feedback:
 
 
 class Watch:
-    """The tests of a promise, stored in a folder. One thread counts queries; one thread at a time does the rest.
+    """The tests of a promise, stored in a folder. One thread may call `count`, one at a time the other methods.
 
     Args:
         folder: created if it is missing; None keeps the watch in memory, for a replica.
@@ -97,7 +97,7 @@ class Watch:
             opened.pop_all()  # from here on, `close` closes the file
 
     def _opened(self, calibration: Calibration | None) -> Promise | None:
-        """The promise of a calibration: restored from the file, or new if the file is of another calibration."""
+        """The promise of a calibration: restored from the file, or new if the file belongs to another calibration."""
         promise = None if calibration is None else Promise(calibration)
         if promise is None or promise.key != self._key:
             self._begin(promise)
@@ -117,7 +117,7 @@ class Watch:
             self._write(promise)
 
     def renew(self, calibration: Calibration | None) -> None:
-        """Begin the promise of a calibration, if it is a new one; refused if the promise cannot be stored."""
+        """Begin the promise of a calibration, unless it is the present one; refused if it cannot be stored."""
         promise = None if calibration is None else Promise(calibration)
         if promise is not None and promise.key == self._key:
             return
@@ -142,7 +142,7 @@ class Watch:
     def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
         """Count a query, and return the answer's id, the state of the promises, and whether to call `write` now.
 
-        Call it only for searches of the whole gallery. `cosine` and `label` are of the first hit, or −1 and empty.
+        Only searches of the whole gallery count. `cosine` and `label` are the first hit's, or −1 and empty without one.
         """
         promise = self._promise
         if promise is None:

@@ -18,22 +18,21 @@ from lam.service.errors import ServiceError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
-_RECENT = 8  # batches that the time of a job is averaged over
-_PAUSE = 0.2  # seconds before a dead thread is replaced
+_RECENT = 8  # number of batches over which the time of a job is averaged
+_PAUSE = 0.2  # seconds before a thread starts over after an error
 _STUCK = 20.0
 _BATCH_SECONDS = 0.25  # longer batches are no faster, and the next request waits for the whole batch
 
 
 class Worker(Generic[Job, Result]):
-    """A thread that does jobs in batches; if it dies, its batch is refused and another thread replaces it.
+    """A thread that does jobs in batches; after an unexpected error, it refuses the batch and starts over.
 
     Args:
-        name: name of the thread.
         work: function from a batch of jobs to a result, or an exception, for each.
         queue: greatest number of waiting jobs.
         batch: greatest number of jobs in a batch.
         wait: seconds for which a batch waits for more jobs.
-        begin: called first in every thread, for settings of the thread.
+        begin: called whenever the thread starts or starts over, for settings of the thread.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class Worker(Generic[Job, Result]):
 
 
 def _mean_without_longest(seconds: Collection[float]) -> float:
-    """Mean without the longest time, so that one slow batch, after a pause of the thread, causes no refusals."""
+    """Mean without the longest time, so that one slow batch causes no refusals."""
     return (sum(seconds) - max(seconds)) / max(1, len(seconds) - 1)
 
 

@@ -91,8 +91,8 @@ def evaluate(
         id: in-distribution items that were not used for training or tuning. If they have soft labels, scores are
             compared with the entropy of these labels.
         ood: out-of-distribution batches, or several sets by name, the main one first.
-        reference: features of training items, such as `encoder.features(loader)`, for scores by distance to them; a
-            `lam.retrieval.metrics.reference.Reference` may also hold their labels.
+        reference: features of training items, such as `encoder.features(loader)`; some scores are distances to them. A
+            `lam.retrieval.metrics.reference.Reference` may also hold labels of the items.
         n_samples: number S of samples for κ and for the calibration; by default the encoder's own.
         costly: also measure clusters and, with a labelled reference, the accuracy of neighbours and a linear probe.
         progress: show progress bars on standard error.

@@ -28,11 +28,7 @@ Result = TypeVar("Result")
 def read_images(
     files: Sequence[tuple[Path, Preprocessing]], use: Callable[[Path, Tensor], Result], *, progress: bool = True
 ) -> tuple[list[Result], dict[Path, str]]:
-    """Decode image files in threads, each with its preprocessing.
-
-    Returns:
-        The results of `use(path, tensor)` for readable files, in order; and the reason for each damaged file.
-    """
+    """Decode image files in threads; return `use(path, tensor)` of each readable file, and why others are damaged."""
     hidden = not progress or len(files) <= MANY_FILES
     results, damaged = list[Result](), dict[Path, str]()
 
@@ -91,7 +87,7 @@ class ImageBatches:
     """Batches of network inputs from image files, without damaged files.
 
     Args:
-        damaged: collects the damaged files; the last batch is followed by a call of `damaged.settle`.
+        damaged: collects the damaged files; after the last batch, `damaged.settle` is called.
         goes_on: whether to yield batches after a damaged file; by default `damaged.skip`. All files are read anyway.
 
     Attributes:

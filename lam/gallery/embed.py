@@ -45,7 +45,7 @@ def embed_items(
         columns: columns of the table.
         shard: the shard to embed; by default all items.
         calibration: calibration of the run; it flags items whose embeddings are too unusual to judge.
-        damaged: collects damaged image files; by default they are an error.
+        damaged: collects damaged image files; by default they raise an error.
 
     Raises:
         ValueError: for an empty shard, damaged files, an invalid id, label or metadata; also as in `read_items`.
@@ -149,7 +149,7 @@ def embed_images(
 ) -> tuple[list[SourceImage], Embeddings]:
     """The readable images of a list (`lam.gallery.image_list.read_list`), and their embeddings.
 
-    `damaged` collects damaged files; by default they are an error.
+    `damaged` collects damaged files; by default they raise an error.
 
     Raises:
         ValueError: for an encoder without preprocessing, or damaged files.

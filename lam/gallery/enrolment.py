@@ -60,12 +60,7 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Enrolment:
-    """Items for a gallery.
-
-    Attributes:
-        items: items in the order of their first images.
-        uncertain: path and κ of each uncertain image; see `enrol`.
-    """
+    """Items for a gallery, in the order of their first images; `uncertain` has path and κ of each uncertain image."""
 
     items: tuple[Item, ...]
     embeddings: Embeddings

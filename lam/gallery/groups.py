@@ -15,11 +15,7 @@ _DEEPEST = 2**12  # hits of one search
 
 @dataclass(frozen=True)
 class Place:
-    """A hit: its key in the store, its cosine to the query, and its concentration.
-
-    Attributes:
-        rank: position among the hits of the first search, from 0; None if only a deeper search found it.
-    """
+    """A hit: its key, cosine and κ, and its rank in the first search, from 0 (None if a deeper search found it)."""
 
     key: int
     score: float
@@ -33,8 +29,8 @@ def nearest_by_label(
     """The nearest `size` items of each of the `n_groups` nearest labels, best first; unlabelled items are left out.
 
     `search(k, among)` returns the k nearest hits of the query among the keys `among`, or among all keys for None. Each
-    deeper search leaves out labels that already have `size` items. A search with `n_groups * size` hits completes a
-    label or finds `n_groups` labels, so the loop ends.
+    deeper search leaves out labels that already have `size` items. With `n_groups * size` hits, it completes a label or
+    finds `n_groups` labels, so the loop ends.
     """
     groups: dict[int, list[Place]] = {}
     ranks: dict[int, int] = {}

@@ -134,13 +134,7 @@ class Item:
 
 @dataclass(frozen=True)
 class ItemInfo:
-    """An item without its vector and picture.
-
-    Attributes:
-        images: number of images.
-        resultant: mean resultant length of the images' directions.
-        least_kappa: least κ of the item and its images.
-    """
+    """An item without its vector and picture; `images` is the number of images, `resultant` as in `Images`."""
 
     id: str
     label: str

@@ -139,7 +139,7 @@ class RemoteIndex:
         return index
 
     def _claim(self) -> None:
-        """Claim the collection for this store; a collection with other entities is an error."""
+        """Claim the collection for this store; a collection with other entities raises a `ValueError`."""
         place = Address.parse(self._address)
         fact = f"collection {place.uri}/{place.collection}"
         if self._store.fact(fact) is not None:

@@ -93,11 +93,7 @@ class EmbeddedItems:
 
 
 def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, shard: Shard) -> None:
-    """Write the embeddings of a shard atomically.
-
-    Args:
-        encoder: fingerprint of the encoder; see `lam.encoders.files.fingerprint`.
-    """
+    """Write the embeddings of a shard atomically; `encoder` is a fingerprint from `lam.encoders.files`."""
     sources, embeddings, names = embedded.sources, embedded.embeddings, embedded.names
     positions, skipped = shard.positions(len(names)).numpy(), embedded.skipped.numpy()
     facts = [{"id": source.listed_id, "metadata": source.metadata} for source in sources]

@@ -4,7 +4,7 @@ SQLite notices neither a flipped bit in a value nor a page of an older copy. The
 The ledger holds the number of rows and the XOR of their hashes, and detects lost, repeated or replaced rows. XOR is its
 own inverse, so a change updates the ledger without reading other rows. An update deletes the old row and inserts a new
 one under a new key. So the content of a key never changes, and comparing keys suffices to update an index. A second
-file, the mark, records that the database existed: opening a lost database is an error, and creates no new gallery.
+file, the mark, records that the database existed, so that opening a lost database raises an error.
 """
 
 import os

@@ -49,11 +49,7 @@ def rows_of(connection: sqlite3.Connection) -> Iterator[tuple[int, Sequence[Any]
 
 
 class Transaction:
-    """Changes the items within one transaction.
-
-    Attributes:
-        ledger: the number of rows and the XOR of their hashes, after the changes so far.
-    """
+    """Changes the items within one transaction; `ledger` is the present number of rows, and the XOR of their hashes."""
 
     def __init__(self, writer: sqlite3.Connection, rows: int, digest: int) -> None:
         self._writer = writer

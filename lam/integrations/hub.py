@@ -1,7 +1,7 @@
 """Hugging Face Hub: an encoder and its calibration as a repository, with a model card.
 
 A repository holds the folders `encoder/` and `calibration/` as lam saves them: safetensors and JSON with hashes, no
-pickle. Loading checks the hashes before it parses a file. A network with other tensors or shapes is an error.
+pickle. Loading checks the hashes before it parses a file, and rejects a network with other tensors or shapes.
 """
 
 from collections.abc import Iterator, Mapping

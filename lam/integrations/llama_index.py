@@ -95,7 +95,7 @@ class LamPostprocessor(BaseNodePostprocessor):
 def open_run(folder: str | Path, **options: Any) -> tuple[list[TextNode], LamEmbedding, LamPostprocessor]:
     """The texts of a run's gallery as nodes with embeddings, the `embed_model` of an index, and the postprocessor.
 
-    A run on images, or without calibration, is a `ValueError`. `options` are options of `LamPostprocessor`.
+    A run on images, or without calibration, raises a `ValueError`. `options` are options of `LamPostprocessor`.
     """
     run = Run(folder)
     gallery, calibration = run.gallery, run.calibration

@@ -22,7 +22,7 @@ class VectorMemory(Generic[Record]):
         self._changing = threading.Lock()
 
     def put(self, ids: Sequence[str], records: Sequence[Record], vectors: Float[Tensor, "N D"]) -> None:
-        """Add N records; a record replaces an older one with its id. A vector without direction is a `ValueError`."""
+        """Add N records; a record replaces an older one with its id. A zero vector raises a `ValueError`."""
         unit = unit_rows("embeddings", vectors).float()
         with self._changing:
             width = next((len(row) for _, row in self._rows.values()), unit.shape[1])

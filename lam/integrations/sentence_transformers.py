@@ -75,7 +75,7 @@ class KappaModule(Module):
 def with_kappa(model: SentenceTransformer, encoder: BayesianEncoder) -> SentenceTransformer:
     """A new model that also computes κ: `encode` returns the same embeddings, `encode(output_value=None)` also κ.
 
-    An encoder for embeddings of another width is a `ValueError`, and so is a model with `truncate_dim`.
+    An encoder for embeddings of another width, or a model with `truncate_dim`, raises a `ValueError`.
     """
     if model.truncate_dim is not None:  # the model truncates after its last module
         raise ValueError(

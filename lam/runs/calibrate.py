@@ -2,9 +2,8 @@
 
 A known query has a match in the gallery; a stranger has no match.
 
-The calibration data are the run's validation split or a folder of fresh images. The run chose its epoch and likelihood
-scale on the validation split, which is therefore only nearly exchangeable with new data; a strict bound needs fresh
-images.
+The calibration data are the run's validation split or a folder of fresh images. A strict bound needs fresh images,
+because the run chose its epoch and likelihood scale on the validation split.
 
 By default, the queries search the run's gallery, including items that a service added. If the gallery holds no class of
 the validation split, one half of the split replaces an equal number of gallery items. With the gallery `held-out`,

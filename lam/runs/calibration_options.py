@@ -25,8 +25,8 @@ class CalibrationOptions:
     """Options of calibrating a run.
 
     Attributes:
-        targets: error rates by name; missing names have default rates. With too few data for a default rate, the rate
-            rises to the least rate that the data can bound, with a warning.
+        targets: error rates by name; missing names have default rates. A default rate that the data are too few to
+            bound rises to the least possible rate, with a warning.
         flag: score that flags a query as a stranger, from `lam.retrieval.decisions.flags.FLAGS`; by default the score
             that best separates strangers from known queries in cross-validation.
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
@@ -43,12 +43,12 @@ class CalibrationOptions:
             searches.
         unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
-            queries are left out, with a warning. If possibly all queries are known, or all strangers, they do not
-            count.
+            queries are left out, with a warning. The queries have no effect if their interval for the share of
+            strangers includes 0 or 1.
         share_of_strangers: assumed share of strangers among future queries, if unlabelled queries do not determine it.
         columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
         data_root: folder of the run's data, if it has moved.
-        reference: number of training items that some scores compare queries with; 0 to go without these scores.
+        reference: number of training items that some scores compare queries with; 0 leaves these scores out.
         damaged: treatment of damaged image files in these folders; by default an error.
 
     Raises:

@@ -101,7 +101,7 @@ def statistic_name(accept: str) -> str:
 
 
 def without_match(share: float) -> str:
-    """A share of queries, as the subject of a sentence."""
+    """Words for a share of queries, to begin a sentence."""
     return "half of all queries" if share == 0.5 else f"{share:.3g} of all queries"
 
 

@@ -86,7 +86,7 @@ class Known:
         gallery: the kind of gallery, `index` or `held-out`.
         searches: hits of the queries.
         verifier: distinguishes pairs of one class from other pairs; None if all pairs are of one kind.
-        reference: training items that some scores compare queries with; None to go without these scores.
+        reference: training items that some scores compare queries with; None if these scores are not used.
     """
 
     images: Dataset
@@ -211,10 +211,7 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
 def _search_without_match(
     inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """Hits of strangers, and whether each stranger has the same embedding as its nearest item.
-
-    The search for held-out strangers skips gallery items with labels of the held-out classes.
-    """
+    """Hits of strangers, without items of held-out classes, and whether each has its nearest item's embedding."""
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
     kept = torch.arange(len(items))
@@ -289,7 +286,7 @@ def _splits(run: Path, config: RunConfig) -> Splits:
 
 
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
-    """Whether each query has the same embedding as its nearest item, as if the gallery holds the query itself."""
+    """Whether each query has the same embedding as its nearest item: the gallery then holds the query itself."""
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 

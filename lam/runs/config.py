@@ -244,7 +244,7 @@ class AmbiguityConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole run.
+    """The configuration of a run.
 
     Attributes:
         method: the method with its options.
@@ -276,11 +276,7 @@ class RunConfig:
 
     @staticmethod
     def parsed(settings: Mapping[str, Any]) -> "RunConfig":
-        """The configuration from the settings of a YAML file.
-
-        Raises:
-            ValueError: as `lam.utils.settings.validated`.
-        """
+        """The configuration from the settings of a YAML file; errors as in `lam.utils.settings.validated`."""
         name, options = named_method(settings.get(METHOD))
         if name is None:
             raise ValueError(f"{METHOD}.name is missing; known are {', '.join(methods.METHODS)}")
@@ -297,7 +293,7 @@ class RunConfig:
             )
 
     def check(self) -> None:
-        """Check the loss, the device, and whether the method can start with or without a checkpoint; read no data.
+        """Check the loss, the device, and whether the method needs or rejects a checkpoint; read no data.
 
         Raises:
             ValueError: naming the setting and its allowed values.

@@ -58,7 +58,6 @@ def load_data(
     """The splits (held-out classes become strangers) and the OOD sets by title, each cut to `limit` items.
 
     Args:
-        data: the settings.
         damaged: paths of image files to leave out.
         root_option: the option that the error about missing files recommends.
     """
@@ -175,7 +174,7 @@ def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str
 def check_splits(splits: Splits, *, learns: bool = True) -> None:
     """Require splits that are large enough and hold matching items.
 
-    A split without matching items is an error if the run `learns` from such items; otherwise it gives a warning.
+    If a split has no matching items, a run that `learns` from them raises an error, and other runs give a warning.
     """
     kind, unmatched = "texts" if isinstance(splits.train, Texts) else "images", list[str]()
     for name, part, least in (
@@ -238,11 +237,7 @@ def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
 
 
 def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path, UInt8[Tensor, " B"]], dict[Path, str]]:
-    """Read every image file, because a damaged file would end the run later.
-
-    Returns:
-        Perceptual hashes by file, without small and uniform images, and the damaged files with the reasons.
-    """
+    """Read every image file; return perceptual hashes (not of small or uniform images), and why files are damaged."""
     files = {path: part.preprocessing for part in parts for path in part.files}
 
     def hashed(path: Path, image: Tensor) -> tuple[Path, UInt8[Tensor, " B"] | None]:

@@ -54,11 +54,7 @@ class Run:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The present calibration; None if the run is not calibrated.
-
-        Raises:
-            ValueError: for a calibration of another network, posterior or preprocessing.
-        """
+        """The present calibration, if any; the calibration of another encoder raises a `ValueError`."""
         if not (self.folder / CALIBRATION).is_dir():
             return None
         return load_calibration(self.folder, key=self.fingerprint)
@@ -85,11 +81,7 @@ class Run:
 
     @property
     def gallery(self) -> Snapshot:
-        """A snapshot of the items, searchable while other processes write.
-
-        Raises:
-            ValueError: if there is no gallery, or another process has locked it.
-        """
+        """The items of this moment, even while others write; a missing or locked gallery raises a `ValueError`."""
         return Snapshot.read(self.gallery_folder, self.encoder.dimension)
 
     def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:
@@ -110,9 +102,5 @@ class Run:
         return Columns(**{name: data.options.get(name) for name in ("text", "label", "question", "answer")})
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing to the folder; the gallery has its own lock.
-
-        Raises:
-            ValueError: if another process has locked the folder.
-        """
+        """Lock the folder, except the gallery, which has its own lock; a `ValueError` if another process holds it."""
         return locked(self.folder)

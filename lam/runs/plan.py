@@ -142,7 +142,7 @@ class Plan:
         )
 
     def checked(self, start: Start, validation: Dataset) -> Start:
-        """The start, without its κ head if the run cannot use the head.
+        """The `start`, without its κ head if the run cannot use the head.
 
         Only a posterior uses a κ head, together with p_known, which is learnt from validation items with a match. If
         these are too few, the head is dropped with a warning; with `ambiguity.learn=true`, an error is raised.
@@ -166,7 +166,7 @@ class Plan:
         return start
 
     def trained_by(self, start: Start, histories: Mapping[str, History]) -> Mapping[str, Any]:
-        """Name and settings of the curvature of the loss that trained the network, here or in the checkpoint."""
+        """Name and settings of the training loss's curvature, for the training of this run or of its checkpoint."""
         if start.trained_by is not None and "network" not in histories:
             return start.trained_by
         learned = learned_parameters(histories)

@@ -1,4 +1,4 @@
-"""The user's own networks, losses, methods and data sets on the command line, from installed packages or files.
+"""Loads the user's own networks, losses, methods and data sets, from installed packages or from files.
 
 Code runs only if the user installs a package with an entry point, or names a file in a command. Files in a run's folder
 never cause other code to run.

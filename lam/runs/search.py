@@ -63,7 +63,7 @@ class SearchResult:
         return intervals(self.hits.scores[row : row + 1], self.queries.kappa[row : row + 1])[0].tolist()
 
     def decision_in_words(self, row: int) -> list[str]:
-        """Lines with the evidence for a decision; each probability has its event and condition."""
+        """Lines with the evidence for a decision; they name the event and condition of each probability."""
         if self.decisions is None or self.calibration is None:
             return []
         flag = self._flag_in_words(self.decisions, self.calibration, row)

@@ -30,11 +30,11 @@ def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
     """Write the results of searches atomically: images (or texts) in their order, hits best first.
 
     Each image has a `decision` and its evidence. `known` is P(the gallery holds a match), `right_if_known` is P(the
-    first hit is right, if the gallery holds a match), and `probability` is their product. `statistic` is the value of
-    the score `accept`, with the threshold `accept_above`. `false_accept` is the share of searches without a match whose
-    first hit looks at least as good. `p_value` is the share of known queries that are as unusual by the score
-    `flagged_by`. `p_new` and `p_in_gallery` are the p-values of `lam.retrieval.decisions.unseen_classes`. Without a
-    calibration, these fields and `uncertain` are null, or empty in CSV. CSV leaves out nested values, and has one line
+    first hit is right, if the gallery holds a match), and `probability` is their product. `accept` names the deciding
+    score, `statistic` is its value, and `accept_above` its threshold. `false_accept` is the share of searches without a
+    match whose first hit looks at least as good. `p_value` is the share of known queries that are as unusual by the
+    score `flagged_by`. `p_new` and `p_in_gallery` are p-values of `lam.retrieval.decisions.unseen_classes`. Without a
+    calibration, these fields and `uncertain` are null (empty in CSV). CSV leaves out nested values, and has one line
     for an image without hits.
     """
     check_suffix(path)

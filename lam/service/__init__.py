@@ -12,7 +12,7 @@ engine, workers, queries, watch, embedder, gallery_search, answers
 settings, errors, metrics               limits, errors with a status, metrics for Prometheus
 page/                                   HTML, CSS and JavaScript modules for browsers
 
-The modules need the extra `serve`; importing this package does not import them.
+The modules need the extra `serve`.
 """
 
 __all__ = ["server", "settings"]

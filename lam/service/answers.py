@@ -1,4 +1,4 @@
-"""Answers to searches and comparisons: the decision, its evidence, and the hits. No HTTP, no threads."""
+"""Answers to searches and comparisons: the decision, its evidence, and the hits; without HTTP and threads."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Responder:
     """Answers searches and comparisons by a calibration; without a calibration, answers have no decision.
 
     Attributes:
-        dimension: dimension for `credible_cosine`: the encoder's `kappa_dimension`.
+        dimension: the encoder's `kappa_dimension`, for `credible_cosine`.
         ambiguity: explains why a query is uncertain; None if the encoder has not learnt its ambiguity.
     """
 

@@ -1,8 +1,8 @@
 """uvicorn's connection with deadlines and caps.
 
 uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. It closes a
-connection whose client ends its side before reading the answer. It parses many small chunks of a body in one step,
-however long that takes. `lam.service.limits` has the deadline for a body.
+connection if the client stops sending before it has read the answer. It parses any number of small chunks of a body in
+one step. `lam.service.limits` has the deadline for a body.
 """
 
 import asyncio

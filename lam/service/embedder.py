@@ -1,4 +1,4 @@
-"""Turns images and texts into queries, by decoding and the network. No HTTP, no threads."""
+"""Turns images and texts into queries: decodes them and applies the network, without HTTP and threads."""
 
 import logging
 from collections.abc import Sequence
@@ -27,11 +27,7 @@ Decoded = tuple[Tensor, dict[str, Any]]
 
 
 class Embedder:
-    """The encoder of a run, which embeds files and texts of requests; a missing device is a `ValueError`.
-
-    Attributes:
-        device: present device of the network; after a GPU has failed, the CPU.
-    """
+    """The encoder of a run. A missing device raises a `ValueError`; after a GPU has failed, `device` is the CPU."""
 
     def __init__(self, run: Run, settings: ServiceSettings, device: str) -> None:
         self._run, self._settings = run, settings

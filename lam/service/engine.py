@@ -145,11 +145,7 @@ class Engine:
                 self.searcher.submit(Search(query, 1, counted=False)).result()
 
     def recalibrate(self) -> None:
-        """Read the run's calibration again.
-
-        Raises:
-            CorruptFileError, ValueError, OSError: if the calibration cannot be read; the old one stays.
-        """
+        """Read the run's calibration again; if reading raises a `ValueError` or an `OSError`, the old one stays."""
         self.searches.responder = self._responder()
         try:
             self.watcher.submit(partial(self.watch.renew, self.responder.calibration)).result()
@@ -203,7 +199,7 @@ class Engine:
         return replace(await self._done(self.network, tensor), **fields)
 
     async def search(self, search: Search) -> SearchResponse:
-        """Find the nearest items, and decide; a query that cannot be read is a `ServiceError`."""
+        """Find the nearest items, and decide; a query that cannot be read raises a `ServiceError`."""
         return await self._done(self.searcher, search)
 
     async def embed_all(
@@ -244,11 +240,7 @@ class Engine:
         return await self.list_items(partial(self.searches.grouped, search, answer, size))
 
     async def part(self, filter: str) -> Part:
-        """The part of the gallery that passes a filter in JSON, with its calibration.
-
-        Raises:
-            Refusal: `invalid`, if the filter is invalid; `busy`, if the service is busy or the filter takes too long.
-        """
+        """The part of the gallery that passes a filter, with its calibration; a slow filter is refused as `busy`."""
         return await self._done(self.filterer, filter)
 
     async def write(self, operation: Operation) -> Change:

@@ -1,4 +1,4 @@
-"""Searches of the gallery, and of the parts that pass filters. No HTTP, no threads."""
+"""Searches of the gallery, and of the parts that pass filters, without HTTP and threads."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class GallerySearch:
         responder: makes answers by the present calibration; a new calibration replaces the responder.
         watch: counts the queries.
         live: the sample of queries to store, if any.
-        judges_items: whether a search by an item has a decision.
+        judges_items: whether a search with a stored item as the query gets a decision.
         write: called when `Watch.write` is due.
     """
 

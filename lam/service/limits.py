@@ -275,7 +275,7 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends the answer to one request, with the headers in `HEADERS` and `added`. Once begun, no error replaces it.
+    """Sends the answer to one request, with the headers in `HEADERS` and `added`; later errors are not sent.
 
     `hold(n)` adds n bytes to the memory in use; n is negative once the bytes are sent.
     """

@@ -60,9 +60,7 @@ class Query:
 class Part:
     """The part of the gallery that passes a filter.
 
-    Attributes:
-        base: calibration of the whole gallery, if any.
-        calibration: calibration of the part; None if it cannot bound false accepts.
+    `base` is the calibration of the whole gallery. `calibration` is None if the part cannot bound false accepts.
     """
 
     matching: Matching

@@ -20,8 +20,6 @@ class ServedRuns:
 
     A folder may be a symbolic link. If the link has changed, a reload opens the new run, sends new requests to it, and
     closes the old run after its last answer. The new run has its own gallery.
-
-    `engines` holds the present runs, and `sites` their routes.
     """
 
     def __init__(self, folders: Mapping[str, Path], open_run: Callable[[Path], Engine]) -> None:

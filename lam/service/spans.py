@@ -1,7 +1,6 @@
 """Spans of OpenTelemetry: one for each request, and one for each of its stages.
 
 `opentelemetry-instrument lam serve RUN --traces` sets up an SDK, which exports spans; without an SDK, they are lost.
-Only this module imports OpenTelemetry.
 """
 
 from collections.abc import Iterator, Mapping

@@ -293,7 +293,7 @@ class RunConfig:
             )
 
     def check(self) -> None:
-        """Check the loss, the device, and whether the method needs or rejects a checkpoint; read no data.
+        """Check the loss, the device, and whether the method can start with these settings; read no data.
 
         Raises:
             ValueError: naming the setting and its allowed values.

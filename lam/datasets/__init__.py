@@ -1,4 +1,4 @@
-"""Data sets by name: images, texts and places in three disjoint splits, and out-of-distribution (OOD) sets."""
+"""Data sets by name: images, texts and places, each in three disjoint splits; and out-of-distribution (OOD) sets."""
 
 import inspect
 from collections.abc import Callable
@@ -56,7 +56,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
 }
 """The loader of each data set, a function that returns `Splits`. `register` adds another."""
 
-OOD_SETS: dict[str, Callable[..., Dataset]] = {  # the test split of any data set is one, too
+OOD_SETS: dict[str, Callable[..., Dataset]] = {  # the test split of any data set can serve as an OOD set, too
     "digits_held_out": digits.held_out,
     "digits_patches": digits.patches,
     "fashionmnist": fashionmnist.test_images,
@@ -81,17 +81,15 @@ def load(
         root: folder or file of the data. digits, docstrings and spots take no root; folder, places and texts need it;
             all others have a default.
         seed: seed of every random choice.
-        preprocessing: preprocessing of images: a `Preprocessing`, or only the fields that differ from ImageNet's at 224
-            pixels, such as {"size": 32}. Each data set has its default.
-        options: options of the data set. For cub200 and cars196, they are arguments of
-            `lam.datasets.published.HalvedClasses.splits`; for fashionmnist, mnist, cifar10 and svhn, of
-            `lam.datasets.small_images.SmallImages.splits`; for clinc150 and banking77, of functions in
-            `lam.datasets.intents`. For texts, they are fields of `lam.datasets.texts.TextOptions`. For other data sets,
-            they are arguments of `splits` in the module with its name.
+        preprocessing: a `Preprocessing` of images, or a dict of the fields that differ from ImageNet's preprocessing,
+            such as {"size": 32}. Each data set has its default.
+        options: arguments of the data set's loader: of `HalvedClasses.splits` in `lam.datasets.published` for cub200
+            and cars196, of `SmallImages.splits` in `lam.datasets.small_images` for fashionmnist, mnist, cifar10 and
+            svhn, of a function in `lam.datasets.intents` for clinc150 and banking77, and of `splits` in the module of
+            the same name for all others. The options of texts are the fields of `lam.datasets.texts.TextOptions`.
 
     Raises:
-        ValueError: If the name or an option is unknown, an option or a file is invalid, or texts get a preprocessing of
-            images.
+        ValueError: If the name or an option is unknown, an option or a file is invalid, or texts get a preprocessing.
         MissingDataError: If files are missing.
 
     Example:
@@ -121,8 +119,7 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     """Load out-of-distribution items with the shape of the items in `like`.
 
     Args:
-        name: one of `OOD_SETS`, or another data set, whose test split is loaded. Texts, and a folder without splits,
-            are read as a whole. Images get the preprocessing of `like`.
+        name: one of `OOD_SETS`, or of `DATASETS` for the data set's test split. Images get the preprocessing of `like`.
         like: an in-distribution set.
         root: as for `load`.
         seed: seed of every random choice.
@@ -150,7 +147,7 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
 
 
 def register(name: str, loader: Callable[..., Splits]) -> None:
-    """Enter a data set under a new name, for `load` and configurations.
+    """Register a data set under a new name, for `load` and configurations.
 
     Args:
         loader: function that returns `Splits`. It takes `seed` and options, and `root` if it reads files.

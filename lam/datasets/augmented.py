@@ -19,13 +19,12 @@ from lam.inputs.preprocessing import Preprocessing
 class AugmentationOptions:
     """Random crops and flips of every image, both off by default.
 
-    A crop's share of the area is uniform in [crop_scale, 1]. Its ratio of width to height is log-uniform in
-    [1/crop_ratio, crop_ratio]. If ten draws do not fit into the image, the largest centre crop is taken. Crops are
-    resized to the size of the data set's images.
+    The area of a crop, as a share of the image's area, is uniform in [crop_scale, 1]. The ratio of a crop's width to
+    its height is log-uniform in [1/crop_ratio, crop_ratio]. If ten draws in a row do not fit into the image, a centre
+    crop is taken. Crops are resized to the size of the data set's images.
 
     Source: Szegedy et al. (2015), "Going deeper with convolutions", section 6. Warburg et al. (2023), appendix G.1,
-    crop and flip only CUB-200 and LFW and state no ranges; their code has `crop_scale=0.08`, `flip=0.5` and
-    `crop_ratio=4/3`.
+    augment CUB-200 and LFW; their code has `crop_scale=0.08`, `flip=0.5` and `crop_ratio=4/3`.
 
     Args:
         crop_scale: least share of the image's area in a crop, in (0, 1]; None for no crop.
@@ -49,11 +48,9 @@ class AugmentationOptions:
 class Augmented(Dataset):
     """A data set of images that are cropped and flipped anew whenever they are read.
 
-    Image files (`FolderImages`) are cropped at full resolution and then resized. Images in memory are cropped and then
-    enlarged to their former size.
-
-    Random numbers come from torch's global generator. `lam.training` reseeds this generator for every batch, so a
-    resumed run draws the same views as an uninterrupted run.
+    Image files (`FolderImages`) are cropped at full resolution. Random numbers come from torch's global generator.
+    `lam.training` reseeds this generator for every batch, so a resumed run draws the same views as an uninterrupted
+    run.
 
     Args:
         dataset: a data set of images; labels, targets, classes and size are kept.
@@ -125,7 +122,7 @@ class _RandomViews(Preprocessing):
 
 
 def random_view(image: Float[Tensor, "C H W"], options: AugmentationOptions) -> Float[Tensor, "C H W"]:
-    """A random view of an image in memory, of the same size."""
+    """A random view with the size of the image."""
     if options.crop_scale is not None:
         box, size = _draw_box(image, options), list(image.shape[1:])
         image = _torchvision_transforms().functional.resized_crop(image, *box, size=size, antialias=True)

@@ -1,4 +1,4 @@
-"""Labelled items of one shape, their subsets, and images in memory."""
+"""`Dataset`: labelled items of one shape, and their subsets; and images in memory."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from lam.utils.checks import check_at_least, check_tensor, integers
 
 Items = TypeVar("Items", bound="Dataset")
 ImageOptions = Preprocessing | Mapping[str, Any] | None
-"""A preprocessing, the fields that differ from ImageNet's, or None for the default."""
+"""A preprocessing; a dict of the fields that differ from ImageNet's preprocessing; or None for the default."""
 
 _PER_CLASS = 4  # greatest number of items that `limit` draws from a class, if it cannot draw two from every class
 
@@ -51,7 +51,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     Args:
         labels: (N,) int64, positions in `classes`.
         name: name of the data set in tables.
-        classes: names of the classes, by default the labels. All splits share them, so some may have no item here.
+        classes: names of the classes; by default, the labels as text. A class may have no item.
         preprocessing: preprocessing of images or texts.
         per_item: further attributes with one value for each item: tensors, tuples or data sets. Subsets keep them.
 
@@ -117,7 +117,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """Numbers (N,) that group matching items in batches: labels, or cells of a grid for places."""
+        """The group (N,) of each item: its label, or for a place its grid cell. Items of one group mostly match."""
         return self.labels
 
     @property
@@ -158,7 +158,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
-        """At most n random items, most with a match among them.
+        """At most n random items, drawn so that most have a match.
 
         If n is at least twice the number of classes, the classes keep their proportions. Otherwise the items come from
         random classes, up to four from each; classes with a single item come last.
@@ -202,8 +202,8 @@ class TensorImages(Dataset):
     Args:
         images: (N, C, H, W), C = 1 or 3; uint8, or floating point if they are already inputs of a network.
         labels, name, classes: as for `Dataset`.
-        preprocessing: preprocessing of 8-bit images, and of image files that are compared with them; by default a
-            resize to (H, W) and values in [0, 1].
+        preprocessing: preprocessing of 8-bit images, and of image files that are compared with them; by default, files
+            are resized to (H, W), and values are scaled to [0, 1].
 
     Raises:
         ValueError: If shapes do not match or a value is not finite.
@@ -287,10 +287,10 @@ class ImagesAsFiles(Dataset):
 
 
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
-    """Positions in disjoint random parts of these sizes, with each class in proportion; each part is sorted.
+    """Sorted positions of the items in disjoint random parts of these sizes, stratified by class.
 
     The shuffled items of each class are spread evenly over one sequence, with a random offset. The parts are
-    consecutive pieces of that sequence, so a small class may be in any part.
+    consecutive pieces of this sequence, so a small class may be in any part.
 
     Example:
         >>> [len(part) for part in stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), (2, 6), seed=0)]

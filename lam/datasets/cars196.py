@@ -1,11 +1,11 @@
-"""Stanford Cars: 16,185 photographs of 196 models of cars, in either layout of its authors.
+"""Stanford Cars: 16,185 photographs of 196 models of cars, in one of two layouts of its authors.
 
-With all annotations in one file, as papers on metric learning use it:
+Papers on metric learning use the layout with all annotations in one file:
 
     cars_annos.mat    `annotations` with the fields relative_im_path and class, `class_names`
     car_ims/*.jpg
 
-Or with the development kit, at the root or in torchvision's folder stanford_cars:
+The other layout has a development kit, at the root or in torchvision's folder stanford_cars:
 
     devkit/cars_meta.mat                                            `class_names`
     devkit/cars_train_annos.mat, cars_test_annos_withlabels.mat     `annotations` with the fields fname and class
@@ -13,8 +13,8 @@ Or with the development kit, at the root or in torchvision's folder stanford_car
 
 Source: J. Krause, M. Stark, J. Deng and L. Fei-Fei (2013).
 
-Bounding boxes are not read, nor is the authors' split, which divides every class. Tested on generated files in these
-layouts, not on the original files.
+Bounding boxes are ignored, and so is the authors' split, because it divides every class. Tested on generated files in
+these layouts, not on the original files.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Classes of images from a COCO file with one category for each image, as CVAT, Label Studio and Roboflow export it."""
+"""Classes of images from a COCO file with one category for each image; CVAT, Label Studio and Roboflow export it."""
 
 import warnings
 from collections import defaultdict
@@ -14,7 +14,7 @@ _PARTS = ("images", "annotations", "categories")
 
 
 def coco_file(folder: Path) -> Path | None:
-    """The COCO file in a folder, or in its folder `annotations`; None without a COCO file."""
+    """The COCO file in a folder or in its sub-folder `annotations`; None if there is no COCO file."""
     files = [path for where in (folder, folder / "annotations") for path in sorted(where.glob("[!.]*.json"))]
     found = [path for path in files if _read(path) is not None]
     if len(found) > 1:
@@ -24,9 +24,9 @@ def coco_file(folder: Path) -> Path | None:
 
 
 def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
-    """The images of each category; a warning counts images without a category or with several, which are left out.
+    """The images of each category. The path of each image must end with its `file_name` in the COCO file.
 
-    An image's path must end with its `file_name` in the COCO file.
+    Images without a category, or with several, are left out with a warning.
     """
     content, by_name = _read(file) or {}, defaultdict[str, list[Path]](list)
     for path in images:

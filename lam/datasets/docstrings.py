@@ -1,4 +1,4 @@
-"""Sentences about functions of Python's standard library; and, as OOD set, sentences about scikit-learn's data."""
+"""Docstring sentences of Python's standard library; and, as OOD set, sentences about scikit-learn's data sets."""
 
 import inspect
 import re
@@ -47,7 +47,7 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
 
 
 def descriptions(*, like: Dataset) -> Texts:
-    """Sentences of scikit-learn's descriptions of its data sets, on flowers, wine and patients."""
+    """Sentences about five data sets in scikit-learn, for example on flowers and wine."""
     from sklearn import datasets  # heavy, and needed only here
 
     found = {name: _sentences(getattr(datasets, f"load_{name}")().DESCR) for name in _DESCRIBED}
@@ -57,7 +57,7 @@ def descriptions(*, like: Dataset) -> Texts:
 
 
 def _documented(module: ModuleType) -> dict[str, str]:
-    """The first sentence on each member of a module, with the member's name; repeated sentences count once."""
+    """Maps the first docstring sentence of each member of a module to the member's name."""
     found: dict[str, str] = {}
     for name, member in _members(module):
         for sentence in _sentences(inspect.getdoc(member) or "")[:1]:

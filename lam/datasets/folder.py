@@ -1,8 +1,8 @@
 """The user's images: a folder with a sub-folder for each class, or a folder of images only.
 
 The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg with split names in any case.
-If root contains only one folder, like an unpacked archive, that folder is read instead. A COCO file in root or a split
-gives the classes by its categories. Without classes, or with a single class, no two images match.
+If root contains only one folder, like an unpacked archive, that folder is read instead. If root or a split contains a
+COCO file, the file's categories are the classes. Without classes, or with a single class, no two images match.
 """
 
 import warnings
@@ -47,7 +47,7 @@ class FolderImages(Dataset):
         labels, name, classes, preprocessing, per_item: as for `Dataset`.
 
     Raises:
-        ValueError: If paths and labels differ in number; on reading an item, if its file is not an image.
+        ValueError: If paths and labels differ in number. Reading an item raises this error if its file is no image.
     """
 
     paths: tuple[Path, ...]
@@ -98,7 +98,7 @@ def splits(
 
     Args:
         root, seed, preprocessing: as for `lam.datasets.load`.
-        validation, test: fractions of the training images for these splits, if a split has no folder.
+        validation, test: fractions of the training images that a split without a folder gets.
     """
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}
@@ -122,9 +122,9 @@ def splits(
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
-    """Read all images of a folder, or only the split `test` of a folder with this split.
+    """Read all images of a folder; of a folder with splits, read only the split `test`.
 
-    Labels are sub-folders or COCO categories; without either they are empty, or an error if `labelled`.
+    Labels are the names of sub-folders or COCO categories. Missing labels are empty, or an error if `labelled`.
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)
@@ -251,7 +251,7 @@ def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
 
 
 def _is_of_system(path: Path, folder: Path) -> bool:
-    """Whether a path, or a folder above it within `folder`, has a name that the system gives its own files."""
+    """Whether a path below `folder` is a file of the system, or lies in a folder of the system."""
     parts = path.relative_to(folder).parts
     return any(part.lower() in _SYSTEM or part.upper().startswith("SYNOPHOTO_THUMB_") for part in parts)
 
@@ -272,7 +272,7 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
 
 
 def _warn_merged(folder: Path, classes: Mapping[str, Sequence[Path]]) -> None:
-    """Warn of classes with images in several sub-folders, which may be the real classes, or train and test."""
+    """Warn of classes with images in several sub-folders: these may be the real classes, or train and test."""
     merged: list[str] = []
     for name, files in classes.items():
         inner = {parts[1] for path in files if len(parts := path.relative_to(folder).parts) > 2}

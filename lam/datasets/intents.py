@@ -47,12 +47,12 @@ def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: D
 
 
 def banking77(*, root: str | Path | None = None, seed: int = 0, validation: float = 0.1) -> Splits:
-    """The 77 intents of BANKING77: the published test split, and the published training split divided in two.
+    """The 77 intents of BANKING77: validation texts are drawn from the published training split.
 
     Args:
         root: folder of train.csv and test.csv; by default $LAM_DATA/banking77.
         seed: seed of the validation split.
-        validation: fraction of the training split.
+        validation: fraction of the published training split.
     """
     folder = _BANKING77.folder(root, needed=_FILES)
     options: Any = {"columns": Columns("text", "category"), "labelled": True, "name": "banking77"}

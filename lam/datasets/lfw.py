@@ -41,7 +41,8 @@ def splits(
     Classes are people; no person is in two splits. Most people have a single image, which has no match.
 
     Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people for training, 1,711 for
-        testing. Warburg et al. (2023) do not name the data that choose the epoch; here held-out training people do.
+        testing. Warburg et al. (2023) do not say on which data they choose the epoch; here, validation people are
+        held out of the training people.
 
     Args:
         root: folder that contains the folder of people and the lists; $LAM_DATA/lfw by default.
@@ -91,7 +92,7 @@ def _people_folder(root: Path) -> Path:
 
 
 def _lists(people: Path) -> tuple[Path, Path] | None:
-    """The two published lists next to the folder of people, in it or one folder above; None without them."""
+    """The two published lists beside the folder of people, in this folder or one level up; None if both are missing."""
     for folder in (people.parent, people, people.parent.parent):
         lists = folder / _TRAIN, folder / _TEST
         missing = [path for path in lists if not path.is_file()]

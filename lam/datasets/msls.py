@@ -6,10 +6,10 @@
         subtask_index.csv       key and a column for each subtask: all, s2w, w2s, o2n, n2o, d2n, n2d
         images/<key>.jpg
 
-Single images are retrieved; their sequences (seq_info.csv) are not read. Panoramas are left out, as in the authors'
-code. The positions of the authors' test cities (`UNPUBLISHED`) are not published. So `TEST` holds their validation
-cities, as in most papers, and `VALIDATION` two of their training cities. Tested on generated files in this layout, not
-on the original files.
+Single images are retrieved, not sequences (seq_info.csv). Panoramas are left out, as in the authors' code. Positions
+in the authors' test cities (`UNPUBLISHED`) are not published. So `TEST` holds the authors' validation cities, as in
+most papers, and `VALIDATION` holds two of their training cities. Tested on generated files in this layout, not on the
+original files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def splits(
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Photographs of places with queries and a database for each city, with ImageNet's preprocessing.
+    """Photographs of places, divided into queries and a database in each city.
 
     Source: F. Warburg, S. Hauberg, M. Lopez-Antequera, P. Gargallo, Y. Kuang and J. Civera (2020); cities as in the
         authors' mapillary_sls, except that zurich and amman, two of its 22 training cities, are held out.
@@ -69,7 +69,7 @@ def splits(
         root: folder of train_val; $LAM_DATA/msls by default.
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         train_cities, validation_cities, test_cities: cities of each split.
-        subtask: images for validation and testing; training uses all images, as the authors do.
+        subtask: the subtask that selects validation and test images; training uses all images, as the authors do.
         angles: whether to read the compass angle `ca`; it becomes the last column of the targets.
         allow_missing: whether missing images are left out with a warning.
     """
@@ -106,7 +106,7 @@ def splits(
 def _read(
     folder: Path, subtask: str | None, *, angles: bool, allow_missing: bool
 ) -> tuple[list[Path], Float64[Tensor, "N 2"], Float64[Tensor, " N"]]:
-    """Images, positions and angles (NaN if not read) from one city's folder of queries or of the database."""
+    """Images, positions and angles (NaN if not read) from a city's folder `query` or `database`."""
     table = Table.read(folder / "postprocessed.csv", needed=("key", "easting", "northing"))
     raw = Table.read(folder / "raw.csv", needed=("key", "pano", *(("ca",) if angles else ())))
     keys = table.columns["key"]

@@ -1,4 +1,4 @@
-"""Photographs of places: image files with positions in metres, in separate areas."""
+"""Photographs of places: image files with positions in metres. Places in different areas never match."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +19,14 @@ AREA_DISTANCE = 1e7
 CELL = 7.0
 """Side in metres of the cells that group places. Places in one cell are less than 10 m apart."""
 
-_NEAREST = 4  # number of database images that a limit draws with each query
+_NEAREST = 4  # number of database images that `limit` draws with each query
 
 
 class PlaceImages(FolderImages):
     """N photographs with positions; an item is an image and its target (see `targets`).
 
     Attributes:
-        labels: (N,) areas, so that a split stratified by label is stratified by area.
+        labels: (N,) areas.
         positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the label, so areas are far from each other.
         angles: (N,) compass angles in degrees, NaN if unknown; or None.
 
@@ -71,7 +71,7 @@ class PlaceImages(FolderImages):
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """The grid cell (N,) of each place. Batches of one cell hold matches; random batches hold hardly any."""
+        """The grid cell (N,) of each place. A random batch holds hardly any matches; a batch of one cell does."""
         return (self.positions / CELL).floor().long().unique(dim=0, return_inverse=True)[1]
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], Tensor]:

@@ -1,6 +1,6 @@
 """The user's photographs of places: a folder of images and a table of their positions.
 
-The table, places.csv in the folder, names its columns; other columns are ignored:
+The table is places.csv in the folder. Its first line names the columns; columns other than these are ignored:
 
     path                    image file, relative to the folder
     x, y                    position in metres, or
@@ -45,15 +45,15 @@ def splits(
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Photographs of places in three splits, by the column `split` or by strips of land.
+    """Photographs of places in three splits, as in the column `split`.
 
-    Without that column, each area is cut across its longest side into strips for training, validation and testing, in
-    this order, so that few places are in two splits.
+    Without this column, each area is cut across its longest side into strips for training, validation and testing, in
+    this order. So few places are in two splits.
 
     Args:
         csv: the table, relative to the folder `root`; see `Table.read`.
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
-        validation, test: fractions of the images of each area, without a column `split`.
+        validation, test: fractions of the images of each area, if there is no column `split`.
         angles: whether to read the column `angle`; it becomes the last column of the targets.
         allow_missing: whether missing images are left out with a warning.
     """

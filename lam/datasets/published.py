@@ -29,7 +29,7 @@ class Source:
     Args:
         name: its name in lam.
         advice: a sentence on how to get its files.
-        system_root: folder of a package of the operating system, if there is one.
+        system_root: folder of the files from the operating system's package, if there is one.
         compressed: whether each file may have the suffix .gz.
     """
 
@@ -39,7 +39,7 @@ class Source:
     compressed: bool = False
 
     def roots(self, root: str | Path | None) -> list[Path]:
-        """The root itself; for None, $LAM_DATA/<name> and `system_root`."""
+        """The folders to search: the root if it is given, else $LAM_DATA/<name> and `system_root`."""
         if root is not None:
             return [Path(root).expanduser()]
         data = os.environ.get("LAM_DATA")
@@ -55,7 +55,11 @@ class Source:
         return plain if plain.exists() or not self.compressed else plain.with_name(f"{plain.name}.gz")
 
     def folder(self, root: str | Path | None, *, needed: Sequence[str], below: Sequence[str] = ()) -> Path:
-        """The root, or its sub-folder in `below`, that has every needed file; an error names missing files."""
+        """The folder that has every needed file: a root, or one of its sub-folders `below`.
+
+        Raises:
+            MissingDataError: If a file is missing; names all missing files.
+        """
         places = [place for top in self.roots(root) for place in (top, *(top / name for name in below))]
         missing = {place: [place / path for path in needed if not self.file(place, path).exists()] for place in places}
         fullest = min(places, key=lambda place: len(missing[place]))
@@ -111,10 +115,10 @@ class Annotations:
 
 @dataclass(frozen=True)
 class HalvedClasses:
-    """Photographs with the first half of the classes for training and validation, and the second half for testing.
+    """Photographs split by class: the first half of the classes is for training and validation, the second for testing.
 
-    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Warburg et al. (2023) do not name the data that choose the
-        epoch; here held-out classes of the first half do, so that validation sees unseen classes, as the test does.
+    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Warburg et al. (2023) do not say on which data they choose
+        the epoch; here, validation classes are held out of the first half, so they are unseen, like test classes.
 
     Args:
         source: name of the data set, and how to get it.
@@ -152,8 +156,8 @@ class HalvedClasses:
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`, with each class in only one split.
 
-    `validation` is a fraction of the classes that are not test classes, both among classes with one image and among
-    larger classes.
+    The validation split gets the fraction `validation` of the classes outside the test split. The draw is stratified by
+    whether a class has one image or several.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
     """

@@ -62,7 +62,7 @@ class SmallImages:
         Args:
             root: folder of the files; by default $LAM_DATA/<name>, or the folder of a system package.
             seed: seed of the validation split.
-            validation: number of validation images, each class in proportion.
+            validation: number of validation images; the draw is stratified by class.
             download: whether torchvision downloads missing files to the root.
         """
         training = self._part("train", root, download)
@@ -100,9 +100,9 @@ class SmallImages:
 
 
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
-    """Values of an IDX file of bytes: two zero bytes, type, number of axes, their big-endian sizes, the values.
+    """Values of an IDX file, decompressed if its suffix is .gz.
 
-    A file with the suffix .gz is decompressed; torchvision's reader cannot do this.
+    The file holds two zero bytes, the type, the number of axes, the big-endian sizes of the axes, and the values.
 
     Source: Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits.
     """
@@ -122,7 +122,7 @@ def _parse(stream: BufferedIOBase, path: Path) -> UInt8[Tensor, "..."]:
         raise ValueError(f"{path} is truncated within its header; get it again")
     shape = [int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4)]
     expected = math.prod(shape)
-    values = bytearray()  # grows with the data: a damaged header may state any size, and a small .gz unpack to any
+    values = bytearray()  # grows with the data: a damaged header may state any size, and a small .gz may be huge
     while len(values) <= expected and (chunk := stream.read(_CHUNK)):
         values += chunk
     if len(values) != expected:

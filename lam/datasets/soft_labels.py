@@ -14,9 +14,9 @@ CIFAR10H = "cifar10h-probs.npy"
 
 
 def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
-    """Probabilities of classes from a NumPy file, such as CIFAR-10H for the 10,000 test images of CIFAR-10.
+    """Probabilities of classes for each item, such as CIFAR-10H for the 10,000 test images of CIFAR-10.
 
-    The path is a .npy file in the order of the data set, or the folder of CIFAR-10H's `cifar10h-probs.npy`.
+    The path is a .npy file with rows in the order of the items, or a folder with CIFAR-10H's `cifar10h-probs.npy`.
 
     Source: Peterson, Battleday, Griffiths and Russakovsky (2019), "Human uncertainty makes classification more robust".
     """

@@ -63,7 +63,7 @@ class Splits:
 
 
 def note_like_names(classes: Iterable[str], source: object) -> None:
-    """Warn, by a `Note`, of classes that differ only in case or blanks, or like 1 and 1.0; they stay separate."""
+    """Warn, by a `Note`, of class names that differ only in case or blanks, or as numbers (1 and 1.0)."""
     groups: dict[str, list[str]] = {}
     for name in classes:
         plain = " ".join(name.casefold().split())
@@ -75,7 +75,7 @@ def note_like_names(classes: Iterable[str], source: object) -> None:
 
 
 def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:
-    """Random subsets of these sizes with each class in proportion, and then the subset of all other items."""
+    """Random subsets of these sizes, stratified by class, and then the subset of all other items."""
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
     return tuple(dataset.subset(part) for part in parts)
@@ -86,16 +86,16 @@ def carve_missing(
 ) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
-    Each class is in every split in proportion. If classes are so small that most items of a split would lose their
-    matches, the drawn splits get whole classes instead, as is usual for faces and products. If there are too few
-    classes, they get pairs of items of one class. A `Note` reports both exceptions.
+    The draw is stratified by class. If classes are so small that most items of a drawn split would lose their matches,
+    the drawn splits get whole classes instead, as is usual for faces and products. If classes are too few for this, the
+    drawn splits get pairs of items, each of one class. A `Note` reports both exceptions.
 
     Args:
         parts: splits by name, at least `train`.
         validation, test: fractions of `train`, between 0 and 1, for a missing split.
         seed: seed of the draw.
         source: name of the data in errors.
-        by_class: whether splits may get whole classes or pairs; False for questions, which match answers only.
+        by_class: whether drawn splits may get whole classes or pairs; False for questions, which match only answers.
     """
     dataset = parts["train"]
     missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
@@ -112,7 +112,7 @@ def carve_missing(
 def _carve_matched(
     dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
 ) -> tuple[Items, ...] | None:
-    """Subsets of these shares, with matches within each, and then the rest; None if there are too few items."""
+    """Subsets of these shares, each with matches inside it, and then the rest; None if items are too few."""
     classes, counts = dataset.labels.unique(return_counts=True)
     classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
     n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]

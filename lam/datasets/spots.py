@@ -1,4 +1,4 @@
-"""Views of spots in two photographs, a small substitute for photographs of places; and OOD views of a portrait."""
+"""Views of spots in two photographs, as a small data set of places; and, as OOD set, views of a portrait."""
 
 import math
 from itertools import product

@@ -1,7 +1,4 @@
-"""Held-out classes, which training never sees: with them, a run can bound errors on strangers.
-
-`lam.retrieval.decisions.conformal` computes which error rates a number of held-out classes can bound.
-"""
+"""Classes held out of training, so that a run can bound its errors on strangers (items of unseen classes)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,13 +18,13 @@ SHARE, LEAST_CLASSES = 0.1, 20
 def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -> Splits:
     """Splits without some random classes; the items of these classes become the `strangers`.
 
-    For questions with answers, the strangers are the questions of these classes; their answers are left out.
+    For questions with answers, the strangers are only the questions of these classes.
 
     Args:
         splits: splits of labelled items.
         share: share of the classes of all three splits, in [0, 1), rounded to at least one class; 0 holds out no class.
-            The default is `SHARE` with at least `LEAST_CLASSES` classes, else 0. The default is also 0 if no class has
-            two items, items are places, or the splits share a gallery, which must stay complete.
+            The default is `SHARE`. It is 0 for fewer than `LEAST_CLASSES` classes, if no class has two items, for
+            places, and for splits with a common gallery, which must stay complete.
         seed: seed of the draw.
     """
     parts = splits.parts()

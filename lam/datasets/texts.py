@@ -1,4 +1,4 @@
-"""The user's texts: a table of texts with labels, or of questions with answers, or a folder of such tables.
+"""The user's texts: a table of texts with labels, or of questions with answers, or a folder with a table per split.
 
 The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson, xlsx, parquet}; files except xlsx
 and parquet may be gzipped. See `Table.read` for the content of a file.
@@ -34,13 +34,13 @@ _FILL = "fill the cells, or leave these texts out with --skip-damaged (in Python
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a file; default names may be in upper or lower case.
+    """Names of the columns to read; default names may be in upper or lower case.
 
     Attributes:
         text: column of texts; by default `text`, or `question` in a file of questions only.
         label: column of labels; texts with the same label match. By default `label`, if the file has this column.
-        question: column of questions, the queries; the answer in the same row is right.
-        answer: column of answers, the gallery.
+        question: column of questions, which are the queries; the right answer is in the same row.
+        answer: column of answers, which are the gallery.
 
     Raises:
         ValueError: If only one of question and answer is named, or both text and question.
@@ -85,10 +85,10 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Columns):
-    """Options of reading a file or folder of texts in three splits.
+    """Options of texts in three splits.
 
     Attributes:
-        validation, test: fractions of the texts for these splits, if a split is missing.
+        validation, test: fractions of the training texts that a missing split gets.
         max_bytes: length of an input; see `TextPreprocessing`.
         skip_empty: whether to leave out rows with an empty text, answer or label; by default an error.
     """
@@ -152,7 +152,7 @@ class Texts(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The texts; if only some are queries, then also `is_query` as a text."""
+        """The texts; in a data set with a gallery, `is_query` follows as one more text."""
         return self.texts if self.is_query is None else (*self.texts, str(self.is_query.tolist()))
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
@@ -182,8 +182,8 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     A folder has the files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`,
     `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts;
     see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every split holds
-    all answers. Labels are the column `label`. Without this column, the answers are the labels, and a question matches
-    only its own answer.
+    all answers. Labels come from the column `label`. Without this column, the answer is the label of its question, so a
+    question matches only its own answer.
     """
     files = {
         part: _read(path, options, skip_empty=options.skip_empty)
@@ -219,8 +219,8 @@ def read(
 ) -> Texts:
     """All texts of a file; questions are queries, and their answers are the gallery.
 
-    `labelled` requires a label of every text; otherwise a missing label is empty. Without `answered`, only the texts or
-    questions are read, and answers may be missing. `skip_empty` is as for `TextOptions`.
+    `labelled` requires a label for every text; otherwise, a missing label is empty. Without `answered`, answers are not
+    read and may be missing. `skip_empty` is as for `TextOptions`.
     """
     path, columns = _existing(Path(root).expanduser()), columns or Columns()
     queries, answers, _ = _read(path, columns, labelled=labelled, answered=answered, skip_empty=skip_empty)
@@ -231,7 +231,7 @@ def read(
 
 
 def outsiders(*, root: str | Path, like: Dataset, text: str | None = None, skip_empty: bool = False) -> Texts:
-    """All texts or questions of a file, as inputs of the same length as in `like`; see `read`."""
+    """All texts or questions of a file, with the preprocessing of `like` if it holds texts; see `read`."""
     style: dict[str, Any] = {"preprocessing": preprocessing_like(like), "columns": Columns(text=text)}
     return read(root=root, answered=False, skip_empty=skip_empty, **style)
 
@@ -330,7 +330,7 @@ def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
 
 
 def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
-    """The label of each row; its answer if there is no column of labels; or an empty text without either."""
+    """The class of each row: its label, else its answer, else an empty text."""
     column = columns.label or columns.answer
     if column is None:
         return [""] * len(table.lines)

@@ -1,4 +1,4 @@
-"""Several random views of every image: two views that match only each other, or one view for each augmentation."""
+"""Several random views of each image: two views that match only each other, or one view for each augmentation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Views(AugmentationOptions):
     """Random changes of each view of an image.
 
     Args:
-        jitter: strength in [0, 1): contrast is drawn from 1 ± jitter, and brightness from ± jitter / 2 standard
-            deviations of the image.
-        noise: the greatest standard deviation of Gaussian noise, at least 0, in standard deviations of the image.
+        jitter: strength in [0, 1) of random changes: contrast changes by a factor in 1 ± jitter, brightness by up to
+            jitter / 2 standard deviations of the image.
+        noise: greatest standard deviation of Gaussian noise, as a multiple of the image's standard deviation.
     """
 
     jitter: float = 0.0
@@ -70,7 +70,7 @@ class TwoViews(_ViewsOfImages):
     which `lam.training` reseeds for every batch.
 
     Args:
-        dataset: images with values in about [0, 1], or standardised; its labels and its own augmentation are ignored.
+        dataset: images with values in about [0, 1], or standardised; labels and an `Augmented` around it are ignored.
         options: options of the views.
 
     Example:

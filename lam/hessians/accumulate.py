@@ -1,4 +1,4 @@
-"""Sums of curvature over batches, for the last layer; `lam.posteriors.layers` has them for several layers."""
+"""Sums of a loss's curvature over batches, for the last layer; see `lam.posteriors.layers` for several layers."""
 
 import tempfile
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ _NO_PAIR = "at least 2 items are needed to form a pair, got {}"
 
 @dataclass(frozen=True)
 class StructureOptions:
-    """The class that stores sums of curvature, such as `Kron`, with its options.
+    """A class that stores sums of curvature, such as `Kron`, and its options.
 
     Attributes:
         structure: class of the structure.
@@ -114,7 +114,7 @@ class Accumulator(ABC):
         return _total_of(*self.accumulate(batches))
 
     def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
-        """The pairs chosen in a batch. `outputs` computes the batch's outputs; it is not called if all pairs count."""
+        """The pairs chosen in a batch. `outputs` computes the batch's outputs; it is called only to mine pairs."""
         pairs = self.relation.pairs(targets)
         if self.relation.mining == ALL_PAIRS:
             return pairs
@@ -148,8 +148,8 @@ class LastLayerAccumulator(Accumulator):
     def fit(self, batches: Iterable[tuple[Tensor, Any]]) -> tuple[Any, int]:
         """Sum over the pairs within batches, or over all pairs of the data set; see `Accumulator.fit`.
 
-        For the second pass of an `Ekfac`, a temporary file holds the features. For pairs over the data set, the first
-        process holds the features of all processes in this file.
+        For the second pass of an `Ekfac`, each process writes its features to a temporary file. For pairs over the data
+        set, the first process writes the features of all processes to its file.
         """
         with tempfile.TemporaryFile() as file:
             if self.relation.in_batches:
@@ -213,7 +213,7 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
 
 
 def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:
-    """Write the features of batches to a file, and return a function that reads the batches, as often as called."""
+    """Write the features of batches to a file, and return a function that reads the batches again."""
     rest: list[tuple[torch.device, Any]] = []
     for features, targets in batches:
         np.save(file, features.cpu().numpy())

@@ -25,11 +25,11 @@ class Jacobian(ABC):
 
     @abstractmethod
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """(T, n) diagonals of Σ_a J_aᵀ H_a J_a, summed over the items a, one for each of an item's T matrices H_a."""
+        """Diagonal of Σ_a J_aᵀ H_a J_a, summed over the items a, for each of the T matrices H_a of an item."""
 
     @abstractmethod
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ in float64, which stays positive semi-definite after rounding."""
+        """J_a diag(v) J_aᵀ with variances v, in float64, so that it stays positive semi-definite after rounding."""
 
     @abstractmethod
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
@@ -125,7 +125,7 @@ def unflat_weights(module: nn.Module, weights: Mapping[str, Tensor], flat: Float
 def places(
     module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
 ) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z U"]]:
-    """Inputs of a layer's matrix at its Z places, with a last 1 for a bias, and `slopes` by the same places."""
+    """Inputs of a layer's matrix at its Z places, with a 1 appended for a bias; and `slopes` at the same places."""
     if isinstance(module, nn.Conv2d):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, for any padding
@@ -151,8 +151,8 @@ def jacobian(
         weights: its parameters, by name.
         inputs: inputs of the layer.
         slopes: derivatives of the network's D outputs with respect to the layer's outputs.
-        basis: orthonormal bases for the rows and columns of the layer's matrix; J is expressed in these bases. Layers
-            without a matrix ignore them.
+        basis: orthonormal bases for the rows and columns of the layer's matrix, in which the Jacobian is expressed;
+            layers without a matrix ignore the bases.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))

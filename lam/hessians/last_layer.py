@@ -1,7 +1,8 @@
-"""Generalised Gauss-Newton matrix (GGN) of a loss in the weights of a linear last layer f = Wφ + b.
+"""Generalised Gauss-Newton matrix (GGN) of a loss with respect to the weights of a linear last layer f = Wφ + b.
 
-H_a is the curvature of the loss in the output of item a, with the other outputs fixed. For a data set, the code first
-sums over each item's partners, in blocks or by class, and then over items. So it forms no matrix of all pairs.
+H_a is the curvature of the loss with respect to the output of item a, with the other outputs fixed. An item's partners
+are the items with which it forms pairs. For a data set, the code first sums over the partners of each item, in blocks
+or by class, and then over items. So it forms no matrix of all pairs.
 """
 
 from collections.abc import Iterator
@@ -99,9 +100,9 @@ def output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "N D D"]:
-    """H_a of every item, scaled so that the GGN in the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
+    """The curvature H_a in the output of every item, scaled so that the GGN of the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
 
-    The result takes 4 N D² bytes in float32; `total_output_curvature` computes its sum over the items.
+    The result takes 4 N D² bytes in float32; for the sum over the items, `total_output_curvature` takes less.
 
     Args, Raises: as `ggn_of_batch`, and
         ValueError: for a curvature with cross terms, or pairs without a positive pair.
@@ -124,7 +125,7 @@ def total_output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "D D"]:
-    """Sum of `output_curvature` over the items, in less memory for every curvature of lam.
+    """Sum of `output_curvature` over the items, in less memory.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature
@@ -181,7 +182,7 @@ def ggn_of_dataset(
     Args:
         empty: the structure with all sums zero, and a curvature that has `over_dataset`. For a contrastive or softmax
             curvature, `fix` must not be `full`.
-        features: (N, P) inputs of the layer, on any device; block after block moves to the weight's device.
+        features: (N, P) inputs of the layer, on any device; they move to the weight's device in blocks.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
         related: (N,) labels, or `Neighbours` with the near pairs.

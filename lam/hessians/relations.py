@@ -1,4 +1,4 @@
-"""The pairs of a whole data set, by label or lists of neighbours, without a matrix of all pairs."""
+"""The pairs of a whole data set, from labels or from lists of neighbours, without a matrix of all pairs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Related(ABC):
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Set a block of t, sorted by `order`, to zero except at negative pairs; return whether any may be left."""
+        """Zero a block of t, sorted by `order`, except at negative pairs; return whether it may hold negative pairs."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
-        """Positive and negative pairs of a block, in the original order of the items."""
+        """Masks of the positive and the negative pairs of a block, in the original order of the items."""
 
     @abstractmethod
     def positive_blocks(self, size: int) -> Sequence[Tensor]:

@@ -33,10 +33,10 @@ def train_layer(
     seed: int = 0,
     progress: bool = False,
 ) -> nn.Linear:
-    """Train a linear layer on features by the contrastive loss, from weights that whiten principal components.
+    """Train a linear layer on features by the contrastive loss, starting from `whitening_layer`.
 
     Warburg et al. (2023) add no layer. The settings were chosen on sentences: Adam at 1e-2, batches of 256, 1,000
-    steps, at most 50 epochs. 10 % of the items, at most 1,000, are held out and choose the epoch of the lowest loss.
+    steps, at most 50 epochs. 10 % of the items, at most 1,000, are held out; the epoch with their lowest loss is kept.
     If either part lacks positive or negative pairs, all items train the layer and the last epoch is kept.
 
     Args:
@@ -79,8 +79,8 @@ def train_layer(
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
     """A float32 layer from features (N, P) to their first D principal components, scaled to more equal variances.
 
-    W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean of the features, U and λ the eigenvectors and eigenvalues of
-    their covariance, and λ̄ the mean of λ. λ̄ keeps noise in directions of little variance small.
+    W = diag(λ + λ̄)^(−1/2) Uᵀ and b = −W m. m is the mean of the features, U and λ are the eigenvectors and eigenvalues
+    of their covariance, and λ̄ is the mean of λ. λ̄ keeps noise in directions of little variance small.
     """
     width = features.shape[1]
     D = dimension_of(width, dimension)

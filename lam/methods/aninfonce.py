@@ -27,8 +27,8 @@ _LEAST_CROP = 0.3  # default crop_scale of the last member
 class Aninfonce(Deterministic):
     """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
 
-    An ensemble has M members. Each learns its own vector Λ from its own kind of crops; later members crop more. A batch
-    holds every image in every kind of crop, pairs stay within a kind, and the members' losses add up. The loss has no
+    With M > 1 members, the loss is a sum of M losses. Each has its own vector Λ and its own kind of crops; later
+    members crop more. A batch holds every image in every kind of crop, and pairs stay within a kind. The loss has no
     curvature for several members, without normalisation, or if an entry of Λ is at most `negatives`.
 
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
@@ -36,11 +36,11 @@ class Aninfonce(Deterministic):
     Attributes:
         concentration: initial Λ > 0 of all dimensions; 5 is InfoNCE at temperature 0.1.
         n_members: M ≥ 1; several members need images.
-        crop_scales: the least share of an image's area in a view, for each member; by default evenly from 1 to 0.3.
+        crop_scales: least share of an image's area in a crop, for each member; by default evenly from 1 to 0.3.
         negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives around their anchor,
-            if `training.miner` prefers near negatives. The loss compares rows by Λ − Λ⁻.
-        normalise: whether the loss compares unit rows; otherwise it compares the head's output. Retrieval always
-            compares directions.
+            if `training.miner` prefers near negatives. The loss weights dimensions by Λ − Λ⁻.
+        normalise: whether the loss compares unit embeddings; otherwise it compares the head's outputs. Retrieval
+            always compares directions.
     """
 
     concentration: float = 5.0
@@ -75,13 +75,13 @@ class Aninfonce(Deterministic):
         return AnInfoNCE(dimension, self.concentration, **options)
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
-        """Empty for several members, without normalisation, or with Λ ≤ Λ⁻ anywhere; see `Method.trained_by`."""
+        """Empty if the loss has no curvature, as the class describes; see `Method.trained_by`."""
         if self.n_members > 1 or not self.normalise or min((learned or {}).get("concentration", [1.0])) <= 0:
             return {}
         return super().trained_by(loss, dimension, learned)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Also reject several members without images; see `Method.check`."""
+        """Also reject several members for items that are not images; see `Method.check`."""
         super().check(network, dataset, training)
         if self.n_members > 1:
             check_images(dataset, "take a single member, n_members=1")
@@ -98,7 +98,7 @@ class Aninfonce(Deterministic):
 
 
 class AnInfoNCEStep(Step):
-    """A training step by the sum of the members' losses, each over the member's own views of the images."""
+    """A training step by the sum of the members' losses, each over the member's own crops of the images."""
 
     def __init__(self, options: dict[str, Any], head: str) -> None:
         self.settings, self.head = options, head
@@ -119,7 +119,7 @@ class AnInfoNCEStep(Step):
 
 
 def rows_of_members(batch: Minibatch, n_members: int) -> list[Tensor]:
-    """Positions of each member's views in a batch; each process contributes the views of all members, in order."""
+    """Positions of each member's crops in a batch; each process contributes the crops of all members, in order."""
     rows = torch.arange(batch.pairs.size, device=batch.pairs.positive.device).split(batch.sizes or batch.pairs.size)
     parts = [part.chunk(n_members) for part in rows if len(part)]
     return [torch.cat(of_member) for of_member in zip(*parts, strict=True)]

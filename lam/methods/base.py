@@ -49,8 +49,8 @@ class Method(ABC):
 
     Attributes:
         name: key of the method in `lam.methods.METHODS` and in configurations.
-        encoder: class of its encoders.
-        reads_labels: whether training reads labels; otherwise only evaluation reads them.
+        encoder: class of the encoders that the method makes.
+        reads_labels: whether training reads labels; evaluation always does.
         learns_from_matches: whether the method needs matching items even if the network has nothing to train.
     """
 
@@ -65,8 +65,8 @@ class Method(ABC):
         """Train a network, unless it is trained already, and return its encoder.
 
         Args:
-            network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation. From wrappers, such
-                as of torch.compile, the network inside is taken; they share its weights.
+            network: maps inputs (N, ...) to unit embeddings (N, D); ends in a linear layer and normalisation. A wrapper,
+                such as torch.compile's, is removed.
             dataset: items (input, label); see `lam.training.train`.
             training: see `lam.training.Training`.
 
@@ -76,13 +76,13 @@ class Method(ABC):
         """
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Reject an unusable network, data set or start of the training before any work; arguments as in `train`."""
+        """Reject a network, data set or start that `train` cannot use, before any work; arguments as in `train`."""
         self.check_start(pretrained=training.pretrained)
         if not training.pretrained and _can_learn(network):
             check_data(dataset, training)
 
     def check_start(self, *, pretrained: bool) -> None:  # noqa: B027 - most methods take both
-        """Reject a trained network, if the method cannot start from it, or missing files, before any work."""
+        """Reject missing files, and a trained network if the method cannot start from one."""
 
     @property
     def n_seeds(self) -> int:
@@ -110,7 +110,7 @@ class Method(ABC):
         """
 
     def training_loss(self, loss: Loss, dimension: int) -> Loss:
-        """The loss for networks of D dimensions: `loss`, the training's, or the method's own."""
+        """The loss for networks of D dimensions: the training's `loss`, or the method's own loss."""
         return loss
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Method(ABC):
     def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place; a network that is trained, or has nothing to train, only moves to the device.
+        """Train a network in place. An already trained network, or one without trainable weights, only changes device.
 
         Returns:
             The history of the training under the key `network`; empty if nothing was trained.
@@ -147,7 +147,7 @@ class Method(ABC):
     def encoder_of(
         self, network: Any, head: str, dataset: Any, training: Training, *, kind: Any = None, **own: Any
     ) -> Encoder:
-        """An encoder of the method's class, or of another kind; an encoder that samples gets the seed."""
+        """An encoder of the method's class, or of the class `kind`; an encoder that samples gets the seed."""
         kind = kind or self.encoder
         seed = {"seed": training.seed} if issubclass(kind, SeededEncoder) else {}
         return kind(network, head, **own, **seed, **inputs_of(dataset, training))

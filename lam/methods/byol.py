@@ -1,4 +1,4 @@
-"""BYOL with an explicit concentration: each view predicts the other view's embedding by a slower copy of the network.
+"""BYOL with an explicit concentration: from one view, the network predicts how a slower copy embeds the other view.
 
 Source: Grill et al. (2020), "Bootstrap your own latent: a new approach to self-supervised learning".
 """
@@ -21,8 +21,8 @@ from lam.methods.views import ViewsMethod
 class Byol(ViewsMethod):
     """Train by the distance of each view's prediction from the other view's target.
 
-    Targets come from a copy of the network. Before each training pass, the copy's weights ξ follow the network's
-    weights θ: ξ ← m ξ + (1 − m) θ. In the source, m grows to 1. Checkpoints hold the copy, the encoder does not.
+    A target is the embedding by a copy of the network. Before each training pass, the copy's weights ξ follow the
+    network's weights θ: ξ ← m ξ + (1 − m) θ. In the source, m grows to 1. Checkpoints hold the copy; encoders do not.
 
     Attributes:
         predictor: units of the predictor's hidden layer; the encoder has no predictor.

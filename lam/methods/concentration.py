@@ -1,4 +1,4 @@
-"""Methods that learn each item's concentration κ by a loss of von Mises-Fisher distributions."""
+"""Methods that learn each item's concentration κ by a loss on von Mises-Fisher distributions."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -28,14 +28,14 @@ KappaBy = Literal["phases", "shared", "norm", "none"]
 
 @dataclass(frozen=True)
 class ConcentrationMethod(HeadMethod):
-    """Train the mean direction μ and the concentration κ of each item by a loss of distributions.
+    """Train the mean direction μ and the concentration κ of each item by a loss on distributions.
 
-    "phases" trains the network with one κ for all items, then freezes it and trains a κ head on its features. "shared"
-    trains network and head together. "norm" has no head: κ is the length of the embedding before normalisation. "none"
-    trains with one κ for all items, and the encoder has no uncertainty. `training.loss` only gives miners their margin.
+    `training.loss` only gives miners their margin.
 
     Attributes:
-        kappa: how κ is learned.
+        kappa: how κ is learned. "phases" trains the network with one κ for all items, then freezes the network and
+            trains a κ head on the features. "shared" trains network and head together. "norm" has no head: κ is the
+            length of the embedding before normalisation. "none" has one κ for all items; the encoder has no uncertainty.
         hidden: units of the κ head's hidden layer, at least 1.
         start: initial κ; also the κ of all items while κ is not learned.
     """
@@ -65,7 +65,7 @@ class ConcentrationMethod(HeadMethod):
         """A new loss for embeddings of D dimensions; the seed initialises its learned parameters."""
 
     def model(self) -> Callable[..., "DistributionNetwork"]:
-        """Class of the trained module, with the arguments of `DistributionNetwork`."""
+        """Function that builds the trained module; it takes the arguments of `DistributionNetwork`."""
         return DistributionNetwork
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class ConcentrationMethod(HeadMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
-        In phases, a network that is already trained stays as it is; otherwise it is trained further.
+        An already trained network stays as it is in phases; otherwise it is trained further.
         """
         network = unwrapped(network)
         path = head_of(network, dataset)
@@ -120,7 +120,7 @@ class DistributionNetwork(nn.Module):
     Args:
         network, head: a network that ends in a linear layer, normalised or not, and the layer's path.
         kappa_head: maps the inputs of that layer to κ (N,); if None, κ is the length of the layer's output.
-        loss: a loss of distributions.
+        loss: a loss on distributions.
         start: fixed κ of all items; None to learn κ.
         norm: batch norm of the layer's output, which `fold` merges into the layer; None for no batch norm.
     """
@@ -181,7 +181,7 @@ class DistributionStep(Step):
         self.settings = settings
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The network's `DistributionLoss`; the argument `loss` is not computed, but gives miners their margin."""
+        """The network's `DistributionLoss`; the argument `loss` only gives miners their margin."""
         model: Any = network
         mean, kappa, *targets = model(batch.inputs)
         options: dict[str, Any] = {"generator": on_device(batch.generator, mean.device)}

@@ -13,7 +13,7 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class Deterministic(Method):
-    """Train a network, and nothing more."""
+    """Train a network by `training.loss`."""
 
     name = "deterministic"
     encoder: ClassVar[type[DeterministicEncoder]] = DeterministicEncoder

@@ -1,4 +1,4 @@
-"""ELK: learns concentrations by the expected likelihood of two distributions, in closed form.
+"""ELK: learns concentrations by the expected likelihood of two items' distributions, in closed form.
 
 Source: Kirchhof, Kasneci and Oh (2023), equation 55.
 """
@@ -11,7 +11,7 @@ from lam.methods.concentration import ConcentrationMethod, KappaBy
 
 @dataclass(frozen=True)
 class Elk(ConcentrationMethod):
-    """Train μ and κ together by InfoNCE of the log expected likelihood, without sampling.
+    """Train mean directions and concentrations by InfoNCE on log expected likelihoods, without sampling.
 
     Attributes:
         kappa_pos: factor of the log likelihood; the source chooses among 16, 32 and 64 on CIFAR-10 (appendix C.2).

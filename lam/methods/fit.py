@@ -221,7 +221,7 @@ def _accumulator(
 def empty_layers_curvature(
     options: Laplace, probe: Any, *, n_items: int, network: nn.Module, head: str, layers: Sequence[str]
 ) -> tuple[LayersCurvature, str]:
-    """A curvature of zeros, and its cost in words for batches of `n_items`; `ValueError` above `max_memory`."""
+    """A curvature of zeros, and the cost of its sums as text; a cost above `max_memory` raises a `ValueError`."""
     curvature, max_memory = options.loss_curvature, options.max_memory
     layer: Any = network.get_submodule(head)
     check_sphere(layer.out_features)

@@ -27,13 +27,13 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    Two samples at distance d match with p(match) = sigmoid(b − a d). The loss is the mean of −log p(match) over
-    positive pairs, plus the mean of −log(1 − p(match)) over negative pairs, plus β times the items' mean KL divergence
+    Two samples at distance d match with p(match) = sigmoid(b − a d). The loss has three terms: the mean of −log p(match)
+    over positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the items' mean KL divergence
     of N(μ, diag(σ²)) from N(0, I). As in the source, μ is the head's output before normalisation: for unit vectors,
-    the divergence would not depend on μ. Retrieval and validation compare directions of means.
+    the divergence would not depend on μ. Retrieval and validation compare the directions of μ.
 
     The number of samples and β come from the source, which states no initial a and b. With a = b = 5, p(match) is ½ at
-    distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns log a.
+    distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns log a and b.
 
     Attributes:
         n_samples: samples of each item in a step, at least 1; a pair compares all samples of its two items.
@@ -103,7 +103,7 @@ class HibStep(Step):
         self.options, self.settings = options, asdict(options)
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The loss of samples; the argument `loss` is not computed, but gives miners their margin."""
+        """The loss of samples; the argument `loss` only gives miners their margin."""
         model: Any = network
         mean, log_variance = model(batch.inputs)
         noise = torch.randn((self.options.n_samples, *mean.shape), generator=batch.generator).to(mean)

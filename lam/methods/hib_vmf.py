@@ -1,4 +1,4 @@
-"""The contrastive form of HIB on the sphere: cosines of samples give soft matches.
+"""HIB on the sphere: the cosine of two samples gives the probability that they match.
 
 Source: Kirchhof, Kasneci and Oh (2023), equation 54. `hib` is the original, with Gaussians and distances.
 """
@@ -11,7 +11,7 @@ from lam.methods.concentration import ConcentrationMethod, KappaBy
 
 @dataclass(frozen=True)
 class HibVmf(ConcentrationMethod):
-    """Train μ and κ together by the probabilities that two samples match: sigmoid(a cosine + b).
+    """Train mean directions and concentrations by the probability sigmoid(a cosine + b) that two samples match.
 
     Attributes:
         n_samples: samples of each item in a step.

@@ -25,7 +25,7 @@ class Laplace:
     """Settings of a Laplace posterior, checked on creation.
 
     Attributes:
-        margin: margin of the contrastive loss, in (0, 2], for miners, an added layer, and a curvature without its own.
+        margin: margin of the contrastive loss, in (0, 2]: for miners, an added layer, and a curvature without a margin.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
         pairs: `batch` takes all pairs within a batch, so that posteriors can be added and batches forgotten. `dataset`
             takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
@@ -112,7 +112,7 @@ class Laplace:
         return getattr(self.loss_curvature, "margin", None) if self.margin is None else self.margin
 
     def with_structure(self, n_outputs: int, n_inputs: int) -> "Laplace":
-        """The settings with their own structure, or else with the default structure for a layer of this shape."""
+        """The settings; a missing structure becomes the default for a layer of this shape."""
         if self.structure is not None:
             return self
         curvature = self.loss_curvature

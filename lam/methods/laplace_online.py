@@ -1,7 +1,7 @@
 """Online Laplace: a network learns together with its posterior, under noise from the posterior.
 
-Monte-Carlo EM: each step samples the last layer from the posterior, applies the loss's gradient at the sample to the
-mean, and updates the curvature by the batch's curvature.
+Each step samples the last layer from the posterior, applies the loss's gradient at the sample to the mean, and updates
+the curvature by the batch's curvature (Monte-Carlo EM).
 
 Source: Warburg et al. (2023), section 3 and appendix E.2; Miani et al. (2022).
 """
@@ -133,7 +133,7 @@ class LaplaceOnline(LaplaceMethod):
             options._refit(path, training)
 
     def _refit(self, head: str, training: Training) -> LaplacePosthoc:
-        """The method of the refit. Places pair within the whole data set, as batches hold hardly any positive pairs."""
+        """The method of the refit. For places, it takes pairs of the whole data set, as batches hold hardly any."""
         has_places = not training.by_label
         if has_places and self.hessian_miner != "all":
             raise ValueError("refit takes all pairs of places: leave out hessian_miner, or refit")
@@ -225,7 +225,7 @@ class OnlineLaplaceStep(Step):
         h_batch = torch.zeros_like(samples[0])
         for sample, mined in zip(samples, pairs, strict=True):
             weight, bias = _split(sample, layer.bias is not None)
-            if options.update == "accumulate":  # averaged over the chosen pairs, not over all in the batch
+            if options.update == "accumulate":  # a mean over the chosen pairs, not over all pairs of the batch
                 counts = [max(1, round(float(chosen.sum()))) for chosen in (mined.positive, mined.negative)]
                 mined = replace(mined, n_positives=counts[0], n_negatives=counts[1])
             try:

@@ -131,7 +131,7 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterable[Options]:
-        """The options with each other curvature of the same loss that is never negative, in turn; none by default."""
+        """Variants of the options, whose curvature of the same loss is never negative; by default empty."""
         return ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
@@ -162,9 +162,8 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
     Attributes:
         miner: which pairs of a batch the curvature takes: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
-        views: settings of two random views of each image, which match each other only; the curvature is then formed on
-            the views, without labels. By default the curvature is formed on plain images. `curvature=own` takes the
-            training's views.
+        views: settings of two random views of each image, which match only each other. The curvature is then formed on
+            views, without labels; by default, on plain images. `curvature=own` takes the training's views.
         average: whether the curvature is a mean over the pairs of each type; otherwise it is a sum.
         batch_size: items in a batch, at least 2; `pairs=batch` forms pairs within these batches.
     """
@@ -222,7 +221,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """The options with each contrastive curvature that is never negative, in turn; only for `diag` and `kron`."""
+        """Variants with the contrastive curvatures that are never negative; empty except for `diag` and `kron`."""
         if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure in (None, "diag", "kron"):
             if self.layers == "last" and self.structure == "diag":
                 yield self._with(split="euclidean", fix="positive")

@@ -1,7 +1,7 @@
 """Loss prediction: a head on a trained, frozen network learns each item's loss.
 
 Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
-learning benchmark for transferable uncertainty estimates", with this as its strongest head.
+learning benchmark for transferable uncertainty estimates", where this head is the strongest.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class LossPrediction(HeadMethod):
     """Train a network, then freeze it and train a head that predicts each item's loss.
 
     The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
-    Items with a match in the batch train the head. κ is 1 / prediction; only its order has a meaning. A Laplace run
-    that starts from this run uses this κ as κ_a. The source trains network and head together; here the head does not
-    change retrieval.
+    Only items with a match in the batch train the head. κ is 1 / prediction; only the order of κ has a meaning. A
+    Laplace run that starts from this run takes this κ as κ_a, the κ of ambiguity. The source trains network and head
+    together; here the head does not change retrieval.
 
     Attributes:
         temperature: temperature of the predicted loss, positive.

@@ -12,7 +12,7 @@ from lam.methods.concentration import ConcentrationMethod
 
 @dataclass(frozen=True)
 class Mcinfonce(ConcentrationMethod):
-    """Train μ and κ by MCInfoNCE, by default in phases, which the source found best.
+    """Train mean directions and concentrations by MCInfoNCE; phases are the default, as the source found them best.
 
     Attributes:
         kappa_pos: concentration of the latents of a positive pair.

@@ -8,7 +8,7 @@ from lam.methods.deterministic import Deterministic
 
 @dataclass(frozen=True)
 class Norm(Deterministic):
-    """Train a network, and nothing more; the seed also drives samples from the distributions."""
+    """Train a network by `training.loss`; the seed also drives samples from the distributions."""
 
     name = "norm"
     encoder = NormEncoder

@@ -19,10 +19,10 @@ from lam.training import Training
 class ViewsMethod(ConcentrationMethod):
     """Train μ and κ together on two random views of each image, without labels.
 
-    The loss has three parts: a loss of directions, the alignment of the two views scaled by their κ, and a regulariser
-    of κ. κ is softplus of the κ head's output; kappa="none" keeps the loss of directions only. The network's head is
-    the projection; `cifar_resnet18` with the option `projection` has two layers, as in the sources. A run keeps the
-    epoch of the best retrieval on the validation split, by labels, or the last epoch if no two images match there.
+    The loss has three parts: a loss on directions, the alignment of the two views scaled by their κ, and a regulariser
+    of κ. κ is the softplus of the κ head's output; kappa="none" keeps only the loss on directions. The network's head
+    is the projection; the option `projection` of `cifar_resnet18` gives it two layers, as in the sources. A run keeps
+    the epoch of the best retrieval on the validation split, or the last epoch if no two images match there.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 

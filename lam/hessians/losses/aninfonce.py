@@ -16,14 +16,14 @@ from lam.utils.checks import check_positive
 class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
     """Curvature of the `AgainstNegatives` loss, averaged over positive pairs, with z_ab = −Σ_d Λ_d (n_ad − n_bd)².
 
-    The part of z_ab that depends only on n_a cancels in the softmax. The rest is n_a · g_b − β_b, with g_b = 2Λ n_b and
-    β_b = Σ_d Λ_d n_bd². If all Λ_d are 1/(2τ), this is the curvature of InfoNCE at temperature τ.
+    n_a is the unit output of item a. The part of z_ab that depends only on n_a cancels in the softmax. The rest is
+    n_a · g_b − β_b, with g_b = 2Λ n_b and β_b = Σ_d Λ_d n_bd². If all Λ_d are 1/(2τ), this is the curvature of InfoNCE.
 
     Source: Rusak et al. (2024), equation 3.
 
     Attributes:
-        concentration: (D,) Λ > 0, the Λ⁺ − Λ⁻ of `lam.losses.aninfonce`. In a method's options, None means the learned
-            value of the loss.
+        concentration: (D,) Λ > 0, the difference Λ⁺ − Λ⁻ of `lam.losses.aninfonce`. In a method's options, None means
+            the value that the loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:

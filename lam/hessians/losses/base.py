@@ -1,4 +1,4 @@
-"""`Curvature` of a loss in the outputs of a network; `lam.hessians.structures` has curvature in the weights."""
+"""`Curvature` of a loss with respect to a network's outputs; see `lam.hessians.structures` for the weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ Same = TypeVar("Same", bound="Curvature")
 
 
 class Curvature(ABC):
-    """The curvature of a loss in the outputs f = r n of a network, with r the length of f and n its direction.
+    """The curvature of a loss with respect to the outputs f = r n of a network, with the length r and direction n of f.
 
-    A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`, and `matrices` for structures
-    other than `Diagonal`. The total curvature h is a weighted sum of T terms; by default one, over all items.
+    A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`. Structures other than `Diagonal`
+    also need `matrices`. The total curvature h is a weighted sum of T terms; by default, one term sums over all items.
 
     Attributes:
         average: whether each term is divided by its count; if not, each term is a plain sum.
@@ -33,7 +33,7 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature, with `settings`, such as the settings of a loss, in place of options that are None."""
+        """The curvature, where `settings`, such as a loss's settings, replace options that are None."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
@@ -55,7 +55,7 @@ class Curvature(ABC):
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether h includes second derivatives in the outputs of two different items; `cross` sums them."""
+        """Whether h includes derivatives with respect to the outputs of two different items; `cross` sums them."""
         return type(self).cross is not Curvature.cross
 
     @property
@@ -93,7 +93,7 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Cross terms in the weights of a layer with these inputs, summed over all pairs; only the diagonal."""
+        """Diagonal of the cross terms in the weights of a layer with these inputs, summed over all pairs."""
         raise ValueError(f"{type(self).__name__} has no cross terms: check has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:

@@ -1,10 +1,11 @@
 """Curvature of the contrastive loss: second derivatives of a pair in closed form, and their sums over pairs.
 
-The loss of a pair is ½ d² = 1 − c, with d the distance and c the cosine of two directions n = f/r. The Gauss-Newton
-curvature depends on the split of loss∘network: `euclidean` linearises the normalisation f/r with the network, `arccos`
-leaves f/r in the loss. The blocks H11 and H22 hold second derivatives in one output f, and H12 in both. A diagonal over
-a linear layer needs only the diagonals of these blocks, and no array of pairs × outputs × inputs. Cross terms take one
-matmul for each output, or one for each block of pairs if that is cheaper.
+The loss of a pair is ½ d² = 1 − c. Here d is the distance and c the cosine of two directions n = f/r, and r is the
+length of the output f. The Gauss-Newton curvature linearises the network, but not the loss. The normalisation f/r
+belongs to the network in the split `euclidean`, and to the loss in the split `arccos`. The curvature of a pair has
+blocks: H11 and H22 hold the second derivatives by one output, and H12 the cross terms, by both outputs. The diagonal
+for a linear layer needs only the diagonals of these blocks. Cross terms take one matmul for each output, or one for
+each block of pairs if this is cheaper.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
@@ -32,7 +33,7 @@ SPLITS: tuple[str, ...] = get_args(Split)
 FIXES: tuple[str, ...] = get_args(Fix)
 
 BLOCK_ELEMENTS = 1 << 22
-"""Number of products φ_aj φ_bj of the features of pairs in memory at once."""
+"""Number of products φ_aj φ_bj in memory at once, of feature j in both items a and b of a pair."""
 
 GATHER_COST = 40
 """Cost of one of these products, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
@@ -42,19 +43,19 @@ GATHER_COST = 40
 class ContrastiveCurvature(SummedByPartners):
     """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs.
 
-    t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0. So h = S⁺/n⁺ − w S⁻/n⁻, with
-    sums S⁺ and S⁻ over the two kinds of pairs. n⁺ and n⁻ count all pairs, also outside the margin.
+    t_ab is 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, and 0 for other pairs. So the
+    curvature is h = S⁺/n⁺ − w S⁻/n⁻, with sums S⁺ and S⁻ over positive and negative pairs. n⁺ and n⁻ count these pairs;
+    n⁻ includes pairs beyond the margin.
 
-    `fixed` takes second derivatives in each item, with the other item fixed. `full` adds the cross terms. `positive` is
-    `full` without negative pairs. `projected` takes the positive part of each item's `fixed` curvature, so that no
-    entry is clipped later; it has one term, averaged over the positive pairs.
+    The fix `fixed` takes second derivatives by each item, with the other item fixed. `full` adds the cross terms.
+    `positive` is `full` without negative pairs. `projected` takes the positive part of each item's `fixed` curvature,
+    so that no entry is clipped later; it has one term, averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
     Attributes:
-        margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
-            down to about 0.01; smaller ones need float64 features. In a method's options, None means the margin of
-            the loss.
+        margin: in (0, 2]; negative pairs at this distance or farther have no curvature. A margin below about 0.01 needs
+            float64 features. In a method's options, None means the margin of the loss.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: terms of the curvature: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
@@ -128,7 +129,7 @@ class ContrastiveCurvature(SummedByPartners):
         return PartnerItems(self, n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
-        """Weights of the ordered pairs with a curvature: the positive ones, and the negative ones inside the margin."""
+        """Weights of the ordered pairs with a curvature: positive pairs, and negative pairs nearer than the margin."""
         if self.fix == "positive":
             return [pairs.positive]
         return [pairs.positive, pairs.negative * (n @ n.T > self.least_cosine)]
@@ -163,7 +164,7 @@ class PartnerItems(SliceableItems):
 
     @property
     def _products(self) -> OuterProducts:
-        """2 Σ_b t_ab H11; the 2 is because item a is the first of each ordered pair, and the second of its reverse.
+        """2 Σ_b t_ab H11; the factor 2 counts each pair in both orders.
 
         euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1². The partner n2 enters
         at most linearly, so Σ_b t_ab and Σ_b t_ab n_b are enough.
@@ -202,8 +203,8 @@ def _negative_partners(
 def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
     """A function that sums the vectors selected by each row of zeros and ones.
 
-    On tensor cores, each float32 vector is split into three addends in bfloat16, which is several times as fast. The
-    result is the same, because addends, zeros and ones are exact and products are summed in float32.
+    On tensor cores, each float32 vector is split into three addends in bfloat16, which is several times as fast. This
+    changes no result, because addends, zeros and ones are exact and products are summed in float32.
     """
     on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
     if not on_tensor_cores or vectors.dtype != torch.float32:
@@ -228,7 +229,7 @@ def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N _"]:
 
 
 def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
-    """Bytes that a pass over the similarities of all pairs takes, besides the features."""
+    """Memory in bytes of a pass over the similarities of all pairs, without the features."""
     N, D = n.shape
     return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
 

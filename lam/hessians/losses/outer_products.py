@@ -1,8 +1,8 @@
 """Curvatures of items as multiples of the identity plus outer products, and their positive parts.
 
-In a sum over items, the negative curvature of one item cancels positive curvature of other items. Clipping the sum's
-diagonal does not undo this. So before the sum, the positive part Σ_i max(λ_i, 0) q_i q_iᵀ replaces
-H_a = Σ_i λ_i q_i q_iᵀ, with eigenvalues λ_i and eigenvectors q_i.
+In a sum over items, the negative curvature of one item cancels positive curvature of other items. So with the fix
+`projected`, the sum takes the positive part Σ_i max(λ_i, 0) q_i q_iᵀ of each item's curvature H_a = Σ_i λ_i q_i q_iᵀ,
+with eigenvalues λ_i and eigenvectors q_i.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """
@@ -34,7 +34,7 @@ class OuterProducts(NamedTuple):
         return matrices
 
     def total(self) -> Float[Tensor, "*B D D"]:
-        """Sum over the items, by one matmul for all of their outer products."""
+        """Sum over the items, by one matmul for all outer products."""
         left, right = (part.flatten(-3, -2)[..., None, :, :] for part in (self.left, self.right))
         return OuterProducts(self.identity.sum(-2, keepdim=True), left, right).matrices().squeeze(-3)
 

@@ -1,9 +1,10 @@
 """Curvature of cross-entropies under a softmax of similarities, the base of SupCon, InfoNCE, VarCon and AnInfoNCE.
 
-Anchor a has the output f_a = r_a n_a, with length r_a, and logits z_ab = n_a · g_b − β_b over its candidates b. For
-cosines over a temperature τ, g_b = n_b/τ and β_b = 0. The derivatives of z_ab in f_a are u_ab = (I − n_a n_aᵀ) g_b/r_a.
-Each loss is convex in z_a, with the gradient −t_a and the second derivative diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ: this
-defines t, ω, ε and η. The curvature in f_a is, for a split of loss∘network
+Anchor a has the output f_a = r_a n_a, with length r_a and direction n_a. Its logit for a candidate b is
+z_ab = n_a · g_b − β_b. For cosines over a temperature τ, g_b = n_b/τ and β_b = 0. The derivative of z_ab by f_a is
+u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is convex in z_a, with the gradient −t_a and the second derivative
+diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ: this defines t, ω, ε and η. The Gauss-Newton curvature with respect to f_a linearises
+the network, so it depends on where the network ends and the loss begins (the split):
 
     at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
                       positive semi-definite
@@ -52,7 +53,7 @@ class Block(NamedTuple):
 
 
 class Derivatives(NamedTuple):
-    """The second derivative diag(ω) − ε ηᵀ − η εᵀ of each anchor's loss in its logits, and minus the gradient, t."""
+    """Each anchor's loss by its logits: the second derivative diag(ω) − ε ηᵀ − η εᵀ, and the negative gradient t."""
 
     weights: Float[Tensor, "N O"]  # ω
     first: Float[Tensor, "N O"]  # ε
@@ -74,16 +75,16 @@ class Moments(NamedTuple):
 class SoftmaxCurvature(SummedByPartners):
     """Base of the curvatures of losses with a softmax over candidates; see the module.
 
-    A subclass implements `normaliser`, `sums` and `derivatives` of its loss in the logits. If its logits are not
-    cosine/temperature, it also implements `similarity`.
+    A subclass implements `normaliser`, `sums` and `derivatives`. If its logits are not cosine/temperature, it also
+    implements `similarity`.
 
-    `fixed` differentiates the loss of each anchor in the anchor's output, with the candidates fixed. `full`, if a loss
-    offers it, differentiates also in the outputs of the candidates. `projected` is `fixed` with the positive part of
-    each anchor's curvature. With a split at the logits no curvature is negative, so `projected` equals `fixed`.
+    The fix `fixed` differentiates the loss of each anchor by the anchor's output, with the candidates fixed. `full`
+    also differentiates by the outputs of the candidates; only SupCon and InfoNCE offer it. `projected` is `fixed` with
+    the positive part of each anchor's curvature. With the split `logits`, it equals `fixed`.
 
     Attributes:
-        split: where loss∘network is split: `logits` or `outputs`. Only `outputs` keeps the whole second derivative of
-            the loss in f_a.
+        split: where the network ends: at its `logits` or `outputs`. Only `outputs` keeps the whole second derivative of
+            the loss by f_a.
         fix: terms of the curvature: `fixed`, `full` or `projected`.
         average: whether h is an average, like the loss; if not, it is a plain sum.
 
@@ -130,7 +131,7 @@ class SoftmaxCurvature(SummedByPartners):
 
     @abstractmethod
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of each anchor's loss in a block of its logits, from `normaliser` and `sums` over all blocks."""
+        """Derivatives of each anchor's loss by a block of its logits, from `normaliser` and `sums` over all blocks."""
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> "Softmaxes":
         """Softmaxes over the other items of a batch, or over fixed candidates."""
@@ -210,10 +211,10 @@ class Softmaxes(SliceableItems):
         return torch.stack(parts).sum(0, keepdim=True)
 
     def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
-        """Derivatives of each anchor's loss in all of its logits, a block of candidates at a time.
+        """Derivatives of each anchor's loss by all of its logits, a block of candidates at a time.
 
-        A softmax over blocks takes three passes: for the normaliser, for sums that need probabilities, and for the
-        derivatives. A single block is cached between passes. Several blocks are computed again, to save memory.
+        A softmax over blocks takes three passes: for the normaliser, for `sums`, and for the derivatives. A single
+        block is cached between passes. Several blocks are computed again, to save memory.
         """
         curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
         block_at = self._block if len(starts) > 1 else cache(self._block)
@@ -297,7 +298,7 @@ class Softmaxes(SliceableItems):
         return total + arccos(n, moments.residual * scale).total()
 
     def _as_candidates(self) -> Float[Tensor, "N D"]:
-        """Second derivatives of the anchors' losses in the outputs of their candidates; a batch is one block."""
+        """Second derivatives of the anchors' losses by the outputs of their candidates; a batch is one block."""
         ((block, (weights, _, _, residual)),) = self.derivatives()
         g, along = self.gradients, block.along  # the items are the candidates, so `along` is symmetric
         diagonal = projected_squares(self.n, weights.T @ g.square(), (weights * along).T @ g) / self.r.square()
@@ -319,7 +320,7 @@ def projected_squares(
 
 
 def exponential(x: Float[Tensor, "N O"], weights: Float[Tensor, "N O"]) -> Float[Tensor, "N O"]:
-    """w eˣ, but always 0 for w = 0, where eˣ may be infinite and 0 · ∞ would be NaN."""
+    """w eˣ, with 0 · ∞ = 0."""
     return torch.where(weights > 0, weights * x.exp(), 0)
 
 

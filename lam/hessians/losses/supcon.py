@@ -1,4 +1,4 @@
-"""Curvatures of SupCon, a softmax over all candidates, and InfoNCE, a softmax over a positive pair and negatives."""
+"""Curvatures of SupCon (softmax over all candidates) and InfoNCE (softmax over one positive and all negatives)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,8 +18,8 @@ class SupConCurvature(SoftmaxCurvature):
     """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ), averaged over items a with positive pairs P(a).
 
     Candidates are the other items of the batch. Unless `fix` is `full`, they can be `lam.pairs.Candidates`: a memory
-    bank, or a second view. A repeated candidate counts twice; one that is neither positive nor negative does not count.
-    With the second view of each item, this is the curvature of InfoNCE with one side fixed, as in CLIP.
+    bank, or a second view. A repeated candidate counts twice; a candidate that is neither positive nor negative does
+    not count. With each item's second view as candidate, this is the curvature of InfoNCE with one view fixed.
 
     Source: Khosla et al. (2020), equation 2.
 
@@ -64,7 +64,7 @@ class SupConCurvature(SoftmaxCurvature):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "T D F"]:
-        """Second derivatives in an anchor and its candidate, and in two candidates of one anchor.
+        """Second derivatives by an anchor and its candidate, and by two candidates of one anchor.
 
         `lam.hessians.losses.softmax` defines ω, ε and η. For output i let x_ab = ∂z_ab/∂f_a,i and w_ab = ∂z_ab/∂f_b,i.
         With e_a = Σ_b ε x, h_a = Σ_b η x, E_a = Σ_b ε w φ_b and H_a = Σ_b η w φ_b, the sum is

@@ -1,4 +1,4 @@
-"""Curvature of VarCon: items against the centroids of classes, which are fixed."""
+"""Curvature of VarCon, which compares items with fixed centroids of classes."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,8 +26,8 @@ class VarConCurvature(SoftmaxCurvature):
 
     Attributes:
         temperature: τ > 0. In a method's options, None means the temperature of the loss.
-        epsilon: ε, between −τ and τ; it has no effect if `split` is `logits`. In a method's options, None means the
-            loss's learned value.
+        epsilon: ε, between −τ and τ, without effect if `split` is `logits`. In a method's options, None means the value
+            that the loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:

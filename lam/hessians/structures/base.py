@@ -26,10 +26,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class SummedCurvature(ABC):
-    """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums over batches.
+    """Curvature h = Σ_t w_t S_t/n_t of a loss with respect to some weights of a network, as sums S_t over batches.
 
-    A loss has T terms t, such as positive and negative pairs. The sums S_t are neither normalised nor clipped, so
-    batches add and subtract; h is computed last. If the curvature is not averaged, h is Σ_t w_t S_t.
+    A loss has T terms t, such as positive and negative pairs. The sums are neither normalised nor clipped, so batches
+    can be added and subtracted. If the curvature is not averaged, h is Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...) sums S_t.
@@ -38,7 +38,7 @@ class SummedCurvature(ABC):
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
         shared_fields: names of the fields that must be equal in two summands.
-        shared_hint: advice for equal `shared_fields`, part of an error message.
+        shared_hint: advice in the error for summands with different `shared_fields`.
         setting_fields: names of the fields that are settings.
         takes_cross_terms: whether the sums can hold cross terms.
     """
@@ -186,9 +186,9 @@ class SummedCurvature(ABC):
 
 @dataclass(frozen=True)
 class Structure(SummedCurvature):
-    """Curvature in the weights of one linear layer: Σ_a H_a ⊗ φ_a φ_aᵀ, or an approximation of it.
+    """Curvature with respect to the weights of one linear layer: Σ_a H_a ⊗ φ_a φ_aᵀ, or an approximation.
 
-    φ_a are the features of item a, and H_a is the curvature of the loss in the item's output. A bias is the last of F
+    φ_a are the features of item a, and H_a is the curvature with respect to the item's output. A bias is the last of F
     columns, with a feature of 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
 
     Attributes:

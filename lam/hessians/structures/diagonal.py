@@ -15,7 +15,7 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Diagonal(Structure):
-    """The diagonal GGN: sums (T, D, F) of H_a,ii φ_aj², plus the cross terms of the loss, if any; see `Structure`."""
+    """The diagonal GGN: sums (T, D, F) of H_a,ii φ_aj², plus any cross terms of the loss; see `Structure`."""
 
     name = "diag"
     takes_cross_terms = True

@@ -12,10 +12,10 @@ from lam.hessians.structures.kron import Kron
 
 @dataclass(frozen=True)
 class Ekfac(Structure):
-    """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
+    """Exact diagonal of (U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A), with the eigenvectors U_B and U_A of a `Kron`.
 
-    A fit takes two passes over the data, one for the basis and one for the diagonal. Batches in the same basis add and
-    subtract, but two fits have different bases. The posterior precision sets negative entries to zero.
+    A fit takes two passes over the data, one for the basis and one for the diagonal. Only sums in the same basis can be
+    added and subtracted; two fits have different bases. The posterior precision sets negative entries to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 

@@ -12,7 +12,7 @@ from lam.hessians.structures.base import Shapes, Structure, eigen, share_negativ
 
 @dataclass(frozen=True)
 class Full(Structure):
-    """Σ_a H_a ⊗ φ_a φ_aᵀ, exactly; weight (i, j) of the layer has the index i F + j. A term takes (D F)² numbers.
+    """The exact matrix Σ_a H_a ⊗ φ_a φ_aᵀ; weight (i, j) of the layer has the index i F + j.
 
     The posterior precision sets negative eigenvalues to zero.
 

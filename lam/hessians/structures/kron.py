@@ -10,7 +10,7 @@ from torch import Tensor
 from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.structures.base import Shapes, Structure, eigen, share_negative, with_ones
 
-_SAME = 1e-5  # relative to A: above the error of eigenvectors that were rounded to float32
+_SAME = 1e-5  # tolerance relative to A, above the error of eigenvectors that were rounded to float32
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Kron(Structure):
 
     The product is exact if all items have the same features, or the same H_a. Its eigenvectors are products of
     eigenvectors of h and A. The posterior precision sets negative eigenvalues of h to zero. The eigenvectors of A take
-    F³ steps, so a saved posterior includes them. NNGeometry's `PMatKFAC` takes no loss over pairs, but agrees with this
-    class if it gets square roots of each H_a (tests/hessians/test_nngeometry.py).
+    F³ steps, so a saved posterior includes them. NNGeometry's `PMatKFAC` takes no loss over pairs; it agrees with this
+    class if it gets a square root of each H_a (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 
@@ -58,7 +58,7 @@ class Kron(Structure):
         return self._outputs[0][:, None] * self.input_eigen[0]
 
     def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":
-        """The curvature with an `input_eigen` from a file; a `ValueError` if these are not the eigenvectors of A."""
+        """This curvature with an `input_eigen` from a file; eigenvectors of another matrix raise a `ValueError`."""
         A = self.inputs.double() / self.n_items
         if values.shape != A.shape[:1] or vectors.shape != A.shape:
             shapes = tuple(values.shape), tuple(vectors.shape)

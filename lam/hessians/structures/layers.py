@@ -1,8 +1,8 @@
-"""Curvatures in the weights of several layers, without terms between two layers: `LayersDiagonal`, `LayersKron`.
+"""Curvatures of the weights of several layers, without terms between two layers: `LayersDiagonal`, `LayersKron`.
 
-The exact curvature is Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of item a's outputs in the weights, and H_a the curvature
-of the loss in these outputs. A structure holds the diagonal of this matrix, or two factors for each layer. A tensor of
-sums holds the flattened sums of all layers, one layer after the other.
+The exact curvature is Σ_a J_aᵀ H_a J_a. J_a is the Jacobian of item a's outputs with respect to the weights, and H_a is
+the curvature of the loss with respect to these outputs. A structure holds the diagonal of this sum, or two factors for
+each layer. A tensor of sums holds the flattened sums of all layers, one layer after the other.
 """
 
 import math
@@ -129,7 +129,7 @@ class LayersDiagonal(LayersCurvature):
     """The diagonal of Σ_a J_aᵀ H_a J_a, exactly.
 
     BackPACK's `DiagGGNExact` computes the same from symmetric factors of H_a (tests/hessians/test_layers.py). This
-    class works for any layer in any network, by D backward passes instead of one for each factor of each term.
+    class works for any layer in any network, by D backward passes.
 
     Attributes:
         sums: (T, n) sums for all weights.
@@ -170,7 +170,7 @@ class LayersKron(LayersCurvature):
 
     A is the mean over items of Σ_z φ_az φ_azᵀ, with φ_az the matrix's input. B = Σ_t w_t S_t/n_t with
     S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, where g_az are the derivatives of the network's outputs in the layer's output at z.
-    For a last layer with one place, it equals `Kron`. For convolutions, places are taken as uncorrelated and alike.
+    For a last layer with one place, this equals `Kron`. Places of a convolution are assumed uncorrelated and alike.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 

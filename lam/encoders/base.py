@@ -227,7 +227,7 @@ class Encoder(ABC):
         return self.n_samples if n_samples is None else n_samples
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Metrics that only this kind of encoder has, by their key in a run's `metrics.json`."""
+        """Metrics of this kind of encoder only, by their key in a run's `metrics.json`."""
         return {}
 
     def settings(self) -> dict[str, Any]:
@@ -271,10 +271,10 @@ class Encoder(ABC):
         seed: int = 0,
         progress: bool = False,
     ) -> None:
-        """Learn from held-out items how close an item lies to its matches (κ_a), and whether it is known (p_known).
+        """Learn κ_a, how close an item lies to its matches, and p_known, the probability that the item has a match.
 
-        From then on, the κ of an embedding combines three parts: κ_e (the κ before this call), κ_a and p_known. If one
-        part is small, κ is small. Embeddings store the parts as `kappa_epistemic`, `kappa_aleatoric` and `p_known`.
+        After this call, the κ of an embedding combines three parts: κ_e (the κ before this call), κ_a and p_known. If
+        one part is small, κ is small. Embeddings store the parts as `kappa_epistemic`, `kappa_aleatoric` and `p_known`.
         Directions, posterior and samples stay the same. `lam.tuning.ambiguity` has the formula.
 
         Args:

@@ -101,7 +101,7 @@ class BayesianEncoder(Encoder):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a head that was trained on since the fit, or naming a row of features that is not finite.
+            ValueError: for a head that was trained further since the fit, or features that are not finite.
         """
         self._check_head()
         parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
@@ -123,7 +123,7 @@ class BayesianEncoder(Encoder):
         return predict
 
     def _check_head(self) -> None:
-        """Reject a network that was trained on since the fit."""
+        """Reject a network whose head was trained further since the fit."""
         if self.network is not None and self.head != ADDED:
             check_weights(self.network, self.head, self.posterior.weight, self.posterior.bias)
 
@@ -147,18 +147,17 @@ class BayesianEncoder(Encoder):
         """Choose the likelihood scale s or the prior precision α; the curvature stays the same.
 
         `calibration` chooses the s with the best score on held-out in-distribution data; see
-        `lam.tuning.scale.calibrate_scale`.
-        `marginal_likelihood` maximises the Laplace evidence over α. It uses no held-out data and keeps s: a choice of s
-        would need the normalisers of the loss's densities.
+        `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` chooses the α with the greatest Laplace evidence. It
+        uses no held-out data and keeps s: a choice of s would need the normalisers of the loss's densities.
 
         Args:
             held_out: items with labels, outside the test data.
             by: the criterion.
             alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. If most of the
-                predictive variance comes from clipped weights, these are tuned too, and the best posterior is kept.
+                predictive variance comes from clipped weights, the alternatives are tuned too; the best one is kept.
             options: `calibration` takes `n_samples` (by default the encoder's own), `least`, `greatest` and
-                `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of one
-                move of log α towards higher evidence; by default α moves to the maximum.
+                `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of a
+                single step of log α towards higher evidence; by default, α goes to the maximum.
 
         Raises:
             ValueError: for an unknown `by`, an option of the other criterion, or data without labels.
@@ -196,7 +195,7 @@ class BayesianEncoder(Encoder):
             warnings.warn(remark, Note, stacklevel=2)
 
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
-        """Recommend κ or variance as OOD score, whichever better separates images from altered copies of them.
+        """Recommend κ or variance as OOD score, whichever better separates images from altered copies.
 
         κ measures an output's variance divided by its squared length. Whether this division helps depends on the
         network and the structure of the posterior. `ood_score` does not change.
@@ -232,11 +231,11 @@ class BayesianEncoder(Encoder):
         return self.recommendation
 
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
-        """Subtract the curvature of batches from the posterior, which was fitted on them.
+        """Subtract the curvature of batches on which the posterior was fitted.
 
         Args:
-            loader: the batches to forget, the same as in fitting. The posterior keeps only sums, so other batches
-                raise no error.
+            loader: the batches to forget, as in the fit. Other batches raise no error, because the posterior keeps
+                only sums.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -326,7 +325,7 @@ class BayesianEncoder(Encoder):
 
         Raises:
             ValueError: without a network, with neither an example nor a preprocessing of fixed shape, or for a head
-                that was trained on since the fit.
+                that was trained further since the fit.
         """
         if self.network is None:
             raise ValueError("an encoder without a network cannot be exported: its inputs are features")

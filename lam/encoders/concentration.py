@@ -54,10 +54,10 @@ class ConcentrationEncoder(SeededEncoder):
 class NormEncoder(ConcentrationEncoder):
     """Embed with κ = ‖f‖, the length of the head's output f = Wφ + b before normalisation.
 
-    f takes the place of κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). Losses of
-    normalised embeddings do not train ‖f‖, so the scale of κ is arbitrary, and only its order counts.
+    f takes the place of κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). If the network was
+    trained by a loss on normalised embeddings, the scale of κ is arbitrary, and only the order of κ counts.
 
-    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss". Their loss trains ‖f‖ as κ; no loss of lam does.
+    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss"; their loss trains ‖f‖ as κ.
     """
 
     kind = "norm"
@@ -84,7 +84,7 @@ class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
 class NeighbourEncoder(ConcentrationEncoder):
     """Embed with the κ that solves A_D(κ) = max(0, c), with c the cosine to the k-th nearest reference feature.
 
-    Samples of the von Mises-Fisher distribution then have the mean cosine max(0, c) to its mean direction. A reference
+    A_D(κ) is the mean cosine between samples of the von Mises-Fisher distribution and its mean direction. A reference
     item is its own first neighbour.
 
     Source: Sun, Ming, Zhu and Li (2022), for the distance; the map from distance to κ is lam's choice.

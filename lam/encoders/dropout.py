@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout at inference: S thinned networks, the same for all items.
+"""Monte-Carlo dropout at inference: S thinned networks (with some units dropped), the same for all items.
 
 Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
 """
@@ -25,9 +25,9 @@ Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 class DropoutEncoder(SeededEncoder):
     """Embed by S thinned networks: the mean direction of their embeddings, and κ from their spread.
 
-    Sample s is one thinned network. Its masks depend on the seed and s only, and all items share the masks. So samples
-    are comparable across items, and the κ of an item is the same in any batch. torch would draw a mask for each item;
-    the paper does not name its variant. `variance` is the variance of the outputs before normalisation, summed over D.
+    Sample s is one thinned network. Its dropout masks depend only on the seed and s, and all items share them. So
+    samples are comparable across items, and the κ of an item is the same in any batch. torch would draw a mask for each
+    item; the sources leave this open. `variance` is the variance of the outputs before normalisation, summed over D.
     `features` come from a pass without dropout.
 
     Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.

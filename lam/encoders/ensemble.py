@@ -23,7 +23,7 @@ ROUNDS = 10
 """Greatest number of rounds of an alignment; two or three usually suffice."""
 
 SETTLED = 1e-6
-"""An alignment ends with a round that raises the mean squared resultant length by at most this."""
+"""An alignment ends when a round raises the mean squared resultant length by at most this."""
 
 
 class EnsembleEncoder(Encoder):
@@ -33,9 +33,9 @@ class EnsembleEncoder(Encoder):
     `concatenate` joins the M unit vectors and divides by √M, so cosines are means of the members' cosines. `mean`, as
     in the paper, takes the mean direction of the unaligned members; this loses recall.
 
-    After `rotations` align the M vectors in R^D, they have the mean resultant length R̄. κ comes from R̄ corrected for
-    chance, and `variance` is 1 − R̄², the spread of the unit vectors. Joint samples are the aligned vectors; `features`
-    come from the first member.
+    R̄ is the mean resultant length of an item's M unit vectors, aligned by `rotations`. κ comes from R̄ corrected for
+    chance, and `variance` is 1 − R̄², the spread of the vectors. Joint samples are the aligned vectors; `features` come
+    from the first member.
 
     Args:
         members: M ≥ 2 networks that map (N, ...) inputs to (N, D); each ends in a linear layer, with or without
@@ -102,8 +102,8 @@ def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
     """Rotations (or reflections) that align M embeddings of the same items.
 
     Generalised Procrustes analysis: argmin Σ_m ‖X_m Q_m − X̄‖² over orthogonal Q_m, where X_m are the embeddings of
-    member m and X̄ is the mean of all X_m Q_m. X̄ starts as X_1. Each round takes the best Q_m for the present X̄: U Vᵀ
-    from X_mᵀ X̄ = U S Vᵀ. If the embeddings span fewer than D dimensions, the rest of a rotation is arbitrary.
+    member m and X̄ is the mean of all X_m Q_m. X̄ starts as X_1. Each round computes the best Q_m for the present X̄:
+    Q_m = U Vᵀ, from the singular value decomposition X_mᵀ X̄ = U S Vᵀ.
 
     Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
 

@@ -16,8 +16,8 @@ REMEMBERED = 64
 def item_hashes(inputs: Any, targets: Any = None) -> list[int]:
     """A 63-bit hash of each item's values, for a batch that is a tensor or a dictionary of tensors.
 
-    Zeros in a dictionary are skipped: they pad texts to the longest text of their batch. So are tensors without one row
-    for each item, such as positions of words or a temperature.
+    In a dictionary, zeros are skipped: they pad texts to the longest text of their batch. Tensors without one row for
+    each item, such as positions of words or a temperature, are skipped, too.
 
     Args:
         inputs: the batch.

@@ -82,7 +82,7 @@ class AnInfoNCELatents(Experiment):
         batch_size: positive pairs of each way in a batch.
         width: width of the encoder's three hidden layers.
         learning_rate: initial learning rate, with cosine decay.
-        n_test: number of points for the fit of the regression, and of other points for R².
+        n_test: number of points for fitting the regression, and number of other points for R².
     """
 
     dimension: int = 10
@@ -284,7 +284,7 @@ def uniform_on_sphere(n: int, dimension: int, generator: torch.Generator) -> Flo
 def near(
     anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
 ) -> Float[Tensor, "N D"]:
-    """A point x for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²) on the sphere, from draws near the sphere."""
+    """A point x for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²) on the sphere, by rejection sampling."""
     concentration = concentration.to(anchors)
     points, pending = torch.empty_like(anchors), torch.arange(len(anchors), device=anchors.device)
     while len(pending):
@@ -311,7 +311,7 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
 def pairs_of_way(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
-    """The pairs of one way in a batch; the positives are block `place` after the anchors.
+    """The pairs of one way in a batch; the positives are the block with the number `place` after the anchors.
 
     The negatives are the near negatives and, with `others`, the other anchors.
     """

@@ -138,8 +138,7 @@ def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor
     """Three scores (N,) of items, higher for outsiders, as in the source's table 2.
 
     `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as another
-    feature. For distances, features are divided by the standard deviation of all features of the known items, and κ by
-    the standard deviation of their κ.
+    feature. For distances, features and κ are divided by their standard deviations over the known items.
     """
     parts = [prediction.features for prediction in (items, known)]
     kappas = [prediction.embeddings.kappa[:, None].to(parts[0]) for prediction in (items, known)]

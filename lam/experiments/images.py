@@ -35,7 +35,7 @@ _BATCH = 500  # images embedded at once
 class ImageExperiment(Experiment):
     """An experiment that trains networks on images and evaluates their features.
 
-    All seeds share one split of the data, without its validation part. The last epoch is evaluated.
+    All seeds share one training and one test split; the validation split is unused. The last epoch is evaluated.
 
     Attributes:
         data: "digits", "fashionmnist", "cifar10", or "folder" for images in class folders, resized and cropped to 32

@@ -40,7 +40,7 @@ _START = 16.0, 32.0  # κ̂ before training where κ is infinite
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Random networks are the true μ(x) and κ(x). With each loss, other networks learn μ̂(x) and κ̂(x) from pairs only.
+    """Random networks are the true μ(x) and κ(x). With each loss, other networks learn μ̂(x) and κ̂(x) from pairs.
 
     Inputs x are uniform in the unit cube, with latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes a positive
     of an anchor with latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are random inputs. So MCInfoNCE with

@@ -11,7 +11,7 @@ AnyPreprocessing = Preprocessing | TextPreprocessing
 
 
 def preprocessing_from_json(fields: Mapping[str, Any]) -> AnyPreprocessing:
-    """The preprocessing of images or texts whose `to_json` gave these fields.
+    """The preprocessing of images or texts with these fields, as `to_json` returns them.
 
     Raises:
         ValueError: for an unknown field or value.

@@ -1,8 +1,8 @@
 """Corruptions of images: four kinds of lam, and 17 of the 19 kinds of CIFAR-10-C (the published kinds).
 
-Strengths of lam's kinds are relative to the size of the image. Published kinds have the severities of CIFAR-10-C, with
-lengths in pixels of a 32-pixel image; lengths grow with the shorter side of a larger image. Two kinds are left out:
-`frost` needs photographs of ice, `spatter` needs OpenCV's edge detector.
+Lengths in lam's kinds are shares of the image's side. Published kinds have the severities of CIFAR-10-C, with lengths
+in pixels of a 32-pixel image; lengths grow with the shorter side of a larger image. Two kinds are left out: `frost`
+needs photographs of ice, and `spatter` needs OpenCV's edge detector.
 """
 
 import io
@@ -204,7 +204,7 @@ def _motion_blur(images: Tensor, strength: tuple[int, float], generator: torch.G
 
 @_published("zoom-blur", 0.06, 0.11, 0.16, 0.21, 0.26)
 def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
-    """Mean of the image and its enlargements by factors between 1 and 1 plus this share."""
+    """Mean of the image and its enlargements by factors from 1 to 1 plus this share."""
     enlargements = [1 + step / 100 for step in range(round(100 * largest))]
     return (images + sum(filters.zoom(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
 

@@ -127,8 +127,8 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
 
     Args:
         image: an image that Pillow opened.
-        least: least pixels of a reduced image's shorter side. An image with twice as many, or more, is reduced by a
-            whole factor. None for no reduction.
+        least: least length, in pixels, of a reduced image's shorter side. An image with a shorter side of at least
+            twice this length is reduced by a whole factor. None for no reduction.
 
     Returns:
         The image in its own mode; a reduced image in grey or RGB, with white instead of transparency.

@@ -1,4 +1,4 @@
-"""`Preprocessing`: from an image or its path to a network's input; encoders save this record.
+"""`Preprocessing` turns an image or an image file into a network's input; encoders save this record.
 
 It uses only Pillow, NumPy and torch, so a saved encoder reads images the same way on every machine.
 """
@@ -146,7 +146,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
-        """The same `Preprocessing`, or one from options by `from_options`, or `imagenet(size)` for None."""
+        """A `Preprocessing` unchanged, options by `from_options`, or `imagenet(size)` for None."""
         if isinstance(preprocessing, Preprocessing):
             return preprocessing
         return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)

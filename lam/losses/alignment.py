@@ -20,9 +20,9 @@ Regulariser = Literal["square", "likelihood"]
 class Explicit:
     """Term that explicit concentrations add to a loss for each pair: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
 
-    R(κ) is λκ² ("square"), as from a Gaussian prior, or κ − (D − 1)/2 log κ ("likelihood"), at large κ minus the log
-    normaliser of the von Mises-Fisher density, up to a constant. With the square, the best κ of an item is λ_a/(2λ)
-    times the mean cosine of its pairs.
+    R(κ) is λκ² ("square"), as from a Gaussian prior, or κ − (D − 1)/2 log κ ("likelihood"). At large κ, "likelihood" is
+    the negative log normaliser of the von Mises-Fisher density, up to a constant. With "square", the best κ of an item
+    is λ_a/(2λ) times the mean cosine of its pairs.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6 and 10;
     λ_a = 0.05 and λ = 0.005 are its settings for SimCLR.
@@ -31,9 +31,6 @@ class Explicit:
         weight: λ_a > 0.
         regulariser: "square" or "likelihood".
         decay: λ > 0, for "square".
-
-    Raises:
-        ValueError: for a setting outside its range.
     """
 
     weight: float = 0.05
@@ -68,9 +65,6 @@ class ConcentrationAlignment(DistributionLoss):
     Args:
         explicit: the alignment and its regulariser; None for only InfoNCE.
         temperature: τ > 0 of InfoNCE.
-
-    Raises:
-        ValueError: for a temperature that is not positive.
 
     Example:
         >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([5.0, 5.0])

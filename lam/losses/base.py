@@ -1,4 +1,4 @@
-"""`Loss` and its bases: call, checks, distances and weighted means of training losses."""
+"""`Loss`, the base of all training losses; more base classes, distances and weighted means."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from lam.utils.checks import check_margin, check_positive
 
 
 class Loss(ABC):
-    """A loss of unit embeddings and the pairs among them.
+    """A loss on unit embeddings and the pairs among them.
 
     Attributes:
         curvature: name of the loss's curvature, or of a similar one, in `lam.hessians.CURVATURES`.
@@ -28,7 +28,7 @@ class Loss(ABC):
 
     @without_autocast()
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
-        """Loss of a batch; lower is better. It is zero without pairs, also if a miner chose none.
+        """Loss of a batch; lower is better. Without pairs, as when a miner chose none, it is zero.
 
         Args:
             embeddings: (N, D) unit rows; half precision is widened to float32.
@@ -83,9 +83,6 @@ class MarginLoss(Loss):
 
     Attributes:
         margin: in (0, 2]; negative pairs at this distance or beyond have no gradient.
-
-    Raises:
-        ValueError: for a margin outside (0, 2].
     """
 
     margin: float
@@ -102,10 +99,7 @@ class TrainableLoss(Loss, nn.Module):
     Training uses a copy of the loss, so a second training starts from the same values; see `History.learned`.
 
     Args:
-        margin: margin for miners and a contrastive curvature; the loss itself does not use it.
-
-    Raises:
-        ValueError: for a margin outside (0, 2].
+        margin: margin in (0, 2] for miners and a contrastive curvature; the loss itself does not use it.
     """
 
     def __init__(self, margin: float | None = None) -> None:
@@ -116,14 +110,11 @@ class TrainableLoss(Loss, nn.Module):
 
 @dataclass(frozen=True)
 class TemperatureLoss(Loss):
-    """A loss of cosines over a temperature: every pair has a gradient.
+    """A loss of cosines divided by a temperature: every pair has a gradient.
 
     Attributes:
-        margin: margin for miners and a contrastive curvature, or None; the loss itself does not use it.
+        margin: margin in (0, 2] for miners and a contrastive curvature, or None; the loss itself does not use it.
         temperature: τ > 0.
-
-    Raises:
-        ValueError: for a margin outside (0, 2], or a temperature that is not positive.
     """
 
     margin: float | None = None
@@ -142,7 +133,7 @@ def margin_of(loss: Loss) -> float | None:
 
 
 def settings_of(loss: Loss) -> dict[str, Any]:
-    """Settings of a loss that a curvature can take over, by name: margin, temperature and learned values."""
+    """Settings of a loss that its curvature can share, by name: margin, temperature and learned values."""
     temperature = getattr(loss, "temperature", None)
     return {"margin": margin_of(loss), "temperature": temperature, **as_settings(loss.learned())}
 

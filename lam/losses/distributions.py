@@ -1,4 +1,4 @@
-"""`DistributionLoss`: call, checks and samples of losses of von Mises-Fisher distributions."""
+"""`DistributionLoss`, the base of losses on von Mises-Fisher distributions; and functions that these losses share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from lam.vmf.embeddings import KAPPA_RANGE
 
 
 class DistributionLoss(nn.Module, ABC):
-    """A loss of von Mises-Fisher distributions and their pairs; its parameters, if any, are trained with the network.
+    """A loss on von Mises-Fisher distributions and their pairs; any parameters are trained with the network.
 
     Attributes:
         dimension: D of the means; None for any.
@@ -66,7 +66,7 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the closest curvature in the mean directions, if all items have the κ `kappa`."""
+        """Name and settings of the curvature in the mean directions, or of a similar one, if all items have this κ."""
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...

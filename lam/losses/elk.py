@@ -14,16 +14,13 @@ from lam.vmf.bessel import log_normalizer
 
 
 class ELK(DistributionLoss):
-    """InfoNCE of the similarity κ_pos log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz, without sampling.
+    """InfoNCE with the similarity κ_pos log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz, without sampling.
 
     Source: Kirchhof, Kasneci and Oh (2023), equation 55; Kirchhof et al. (2022), "A non-isotropic probabilistic take on
     proxy-based deep metric learning", for the closed form.
 
     Args:
         kappa_pos: factor of the similarity, > 0: the inverse of a temperature.
-
-    Raises:
-        ValueError: for a κ_pos that is not positive.
 
     Example:
         >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([8.0, 8.0, 8.0])
@@ -37,7 +34,7 @@ class ELK(DistributionLoss):
         self.kappa_pos = kappa_pos
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE; at large κ, the similarity of a close pair has slope κ κ_pos/2 in its cosine."""
+        """The curvature of InfoNCE; 1/τ = κ κ_pos/2 is the slope of a close pair's similarity in the cosine."""
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -9,7 +9,7 @@ from lam.losses.base import weighted_mean
 def loss_prediction(
     predicted: Float[Tensor, " N"], losses: Float[Tensor, " N"], counts: Bool[Tensor, " N"]
 ) -> Float[Tensor, ""]:
-    """Mean of (u − ℓ)² over items, with u the prediction of an item's loss ℓ, which gets no gradient.
+    """Mean of (u − ℓ)² over items, with the prediction u of an item's loss ℓ; ℓ gets no gradient.
 
     Source: Yoo and Kweon (2019), "Learning loss for active learning", with the square that Kirchhof et al. (2023),
     "URL: a representation learning benchmark for transferable uncertainty estimates", take instead of a ranking.
@@ -17,7 +17,7 @@ def loss_prediction(
     Args:
         predicted: (N,) prediction for each item.
         losses: (N,) loss of each item.
-        counts: (N,) whether an item has a loss, such as items with a positive pair.
+        counts: (N,) whether an item has a loss, as items with a positive pair do.
 
     Returns:
         A scalar, zero if no item has a loss.

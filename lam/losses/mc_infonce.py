@@ -14,9 +14,10 @@ from lam.vmf.bessel import bessel_ratio, kappa_from_resultant
 class MCInfoNCE(DistributionLoss):
     """Mean over positive pairs of −log 1/S Σ_s e^(κ_pos z_s·z⁺_s) / (e^(κ_pos z_s·z⁺_s) + Σ_m e^(κ_pos z_s·z⁻_ms)).
 
-    z_s are samples of the items' distributions; the code computes with logarithms. The source has 1/M before both terms
-    of the denominator, which subtracts log M from the loss. Without 1/M, the limit of large κ is InfoNCE at temperature
-    1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, above all a large κ.
+    z_s, z⁺_s and z⁻_ms are the s-th samples of an anchor, its match and its m-th of M negatives. The source has 1/M
+    before both terms of the denominator, which subtracts log M from the loss. Without 1/M, the limit of large κ is
+    InfoNCE at temperature 1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, above all
+    if it is large already.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,

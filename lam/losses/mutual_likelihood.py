@@ -13,8 +13,8 @@ def mutual_likelihood(
 ) -> Float[Tensor, ""]:
     """Minus the mean log likelihood that the two embeddings of a positive pair are the same point.
 
-    ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the constant ½ D log 2π: minus the log of
-    ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz. Logarithms of variances do not underflow. Negative pairs do not count.
+    For a pair, −log ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz is ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the
+    constant ½ D log 2π. Logarithms of variances do not underflow.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings", section 3.2.
 

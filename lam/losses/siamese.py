@@ -20,17 +20,14 @@ class Siamese(DistributionLoss):
     """Loss of the cosine between the prediction h(μ₁) from an item and the target of its match.
 
     A target is a direction without gradient. The predictor h has one hidden layer with batch norm. An explicit
-    concentration uses the same cosines, in both directions of a pair. With cosines of the two means, and gradients in
-    both, all means would collapse into one.
+    concentration uses the same cosines, in both directions of a pair: cosines of two means with gradients would make
+    all means collapse into one.
 
     Args:
         dimension: D.
         hidden: units of the predictor's hidden layer.
         explicit: the alignment and its regulariser; None for only the base loss.
         seed: seed of the predictor's weights; the global random state does not change.
-
-    Raises:
-        ValueError: for a dimension or hidden units below 1.
     """
 
     def __init__(self, dimension: int, hidden: int = 128, explicit: Explicit | None = None, *, seed: int = 0) -> None:
@@ -94,7 +91,7 @@ class SimSiam(Siamese):
 
 
 class BYOL(Siamese):
-    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both directions, with ξ₂ of a slower second network.
+    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both directions; a slower second network gives ξ₂.
 
     Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.
 

@@ -1,4 +1,4 @@
-"""Twice the loss of `log_posterior`, with the mean over negative pairs taken inside the margin only."""
+"""Twice the loss of `log_posterior`, with the second mean only over negative pairs inside the margin."""
 
 from torch import Tensor
 

@@ -12,7 +12,7 @@ from lam.pairs.pairs import Pairs
 class SupCon(TemperatureLoss):
     """Mean over anchors a of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ), with the softmax over all other items.
 
-    P(a) are the positive pairs of a; an item without one is not an anchor.
+    P(a) are the positive pairs of a; an item without a positive pair is not an anchor.
 
     Source: Khosla et al. (2020), equation 2.
 
@@ -31,7 +31,7 @@ class SupCon(TemperatureLoss):
     def of_anchors(
         self, embeddings: Float[Tensor, "N D"], pairs: Pairs
     ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """The loss of each item, and whether the item has a positive pair, and so a loss."""
+        """The loss of each item, and whether the item has a loss, which takes a positive pair."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)

@@ -1,4 +1,4 @@
-"""SwAV: each view predicts the other view's assignment to prototypes; all prototypes get nearly equal shares."""
+"""SwAV: each view predicts the other view's assignment to prototypes; assignments use all prototypes nearly equally."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ class SwAV(DistributionLoss):
         self.prototypes = nn.Parameter(F.normalize(rows))
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE at the same temperature, in which other items replace the prototypes."""
+        """The curvature of InfoNCE at the same temperature; other items replace the prototypes."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

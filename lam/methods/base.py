@@ -65,8 +65,8 @@ class Method(ABC):
         """Train a network, unless it is trained already, and return its encoder.
 
         Args:
-            network: maps inputs (N, ...) to unit embeddings (N, D); ends in a linear layer and normalisation. A wrapper,
-                such as torch.compile's, is removed.
+            network: maps inputs (N, ...) to unit embeddings (N, D) and ends in a linear layer and normalisation. A
+                wrapper, such as torch.compile's, is removed.
             dataset: items (input, label); see `lam.training.train`.
             training: see `lam.training.Training`.
 

@@ -35,7 +35,7 @@ class ConcentrationMethod(HeadMethod):
     Attributes:
         kappa: how κ is learned. "phases" trains the network with one κ for all items, then freezes the network and
             trains a κ head on the features. "shared" trains network and head together. "norm" has no head: κ is the
-            length of the embedding before normalisation. "none" has one κ for all items; the encoder has no uncertainty.
+            length of the embedding before normalisation. "none" has one κ for all items, and no uncertainty.
         hidden: units of the κ head's hidden layer, at least 1.
         start: initial κ; also the κ of all items while κ is not learned.
     """

@@ -205,7 +205,7 @@ def fit_features(
 def _accumulator(
     options: Laplace, weight: Tensor, bias: Tensor | None, *, relation: Relation, seed: int, progress: bool
 ) -> LastLayerAccumulator:
-    """Accumulator of a last layer's curvature."""
+    """The accumulator of a last layer's curvature."""
     structure = options.structure_options
     return LastLayerAccumulator(
         empty=structure.empty(weight, options.loss_curvature, has_bias=bias is not None),

@@ -27,10 +27,10 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    Two samples at distance d match with p(match) = sigmoid(b − a d). The loss has three terms: the mean of −log p(match)
-    over positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the items' mean KL divergence
-    of N(μ, diag(σ²)) from N(0, I). As in the source, μ is the head's output before normalisation: for unit vectors,
-    the divergence would not depend on μ. Retrieval and validation compare the directions of μ.
+    Two samples at distance d match with p(match) = sigmoid(b − a d). The loss is a sum: the mean of −log p(match) over
+    positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the items' mean KL divergence of
+    N(μ, diag(σ²)) from N(0, I). As in the source, μ is the head's output before normalisation: for unit vectors, the
+    divergence would not depend on μ. Retrieval and validation compare the directions of μ.
 
     The number of samples and β come from the source, which states no initial a and b. With a = b = 5, p(match) is ½ at
     distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns log a and b.

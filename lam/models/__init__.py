@@ -100,7 +100,7 @@ def build(
 
 
 def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
-    """Build a saved network from an untrusted recipe, after a comparison of its shapes with the saved tensors.
+    """Build a saved network from an untrusted recipe, after its shapes are compared with the saved tensors.
 
     Args:
         recipe: the saved network's options, by name.

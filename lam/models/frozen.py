@@ -1,6 +1,6 @@
 """Networks with frozen weights and a new head; features of an input are computed once.
 
-The state_dict of a network leaves its frozen weights out; the recipe has the source and the hash of these weights.
+The state_dict of a network leaves out frozen weights; the recipe has the source and the hash of these weights.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ KEPT_BYTES = 2**30
 
 
 class Frozen(nn.Module, ABC):
-    """Map inputs to the features (N, P) of a network that is never trained; inputs that are features pass unchanged.
+    """Map inputs to features (N, P) by a network that is never trained; inputs that are already features stay the same.
 
     From the start of training, features are cached, because every epoch needs them.
 

@@ -18,10 +18,10 @@ from lam.utils.blocks import row_blocks
 from lam.utils.checks import layers_without
 
 AT_ONCE = 1 << 26
-"""Greatest number of tensor elements of a slice of linearised items (256 MiB of float32); one item may take more."""
+"""Greatest number of tensor elements for items that are linearised at once (256 MiB); one item may take more."""
 
 _SHARE_OF_GPU = 10
-"""On a GPU, the limit is a tenth of its memory, because D backward passes take as long for more items."""
+"""On a GPU, the limit is a tenth of the memory, because D backward passes take equally long for more items."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
             run(network, items(probe, [0] * N))
         return calls
 
-    calls, more_calls = calls_with(2), calls_with(3)  # a first axis other than items may have one size by chance
+    calls, more_calls = calls_with(2), calls_with(3)  # another first axis may have the size 2 by chance
     users: dict[int, list[str]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):

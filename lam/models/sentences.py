@@ -56,7 +56,7 @@ class SentenceFeatures(Frozen):
 
 
 class EveryLayer(nn.Module):
-    """Module after a sentence-transformer that concatenates the token means of earlier layers and the embedding.
+    """The last module of a sentence-transformer: concatenates the token means of earlier layers and the embedding.
 
     The embedding has length 1 and each mean length 0.2, so that at first a new head depends mostly on the embedding.
     """

@@ -15,8 +15,8 @@ class UncertaintyHead(nn.Module):
     batch norm BN₂ has one scale γ and one shift β for all, initially 10⁻⁴ and −7. So the variance starts near e⁻⁷ for
     every input. The hidden layer has D units. Hidden width, γ and β follow PFE's code.
 
-    Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, for whom a
-    shared scale and shift worked slightly better than the standard batch norm.
+    Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, where a shared
+    scale and shift works slightly better than the standard batch norm.
 
     Args:
         features: number P of features, the inputs of the embedding's head.

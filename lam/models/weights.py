@@ -214,6 +214,6 @@ def plain_path(network: nn.Module, path: str) -> str:
 
 
 def own_path(network: nn.Module, plain: str) -> str:
-    """Path in `network` of the linear layer with the `plain_path` `plain`; `plain` if no layer has this path."""
+    """Inverse of `plain_path`: the path of a linear layer in `network`; `plain` if no linear layer has this path."""
     linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
     return next((path for path in linear if plain_path(network, path) == plain), plain)

@@ -24,16 +24,16 @@ def train(
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
-    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may rise. On the CPU
-    the result equals an uninterrupted run to the bit. torch's global random state is restored.
+    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may be larger. On the
+    CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
 
     Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes share
-    the items of a batch, and form pairs over the whole batch. A batch with fewer than two items for each process goes
-    to every process whole. The first process validates and writes checkpoints.
+    the items of a batch, and form pairs over the whole batch. A batch with fewer than two items for each process is not
+    divided. The first process validates and writes checkpoints.
 
     Args:
-        network: maps inputs (N, ...) to unit rows (N, D); ends in evaluation mode, with the weights of the best epoch.
-            The network inside wrappers, such as of torch.compile, is trained; they share its weights.
+        network: maps inputs (N, ...) to unit embeddings (N, D). After training, it is in evaluation mode, with the
+            weights of the best epoch. Wrappers, such as torch.compile's, share these weights.
         dataset: data set of (input, label), with a length, and optionally `__getitems__` and `labels`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
         step: gradient of a batch; by default the gradient of the loss at the network's current weights.

@@ -15,7 +15,7 @@ from lam.pairs.pairs import Pairs
 from lam.utils import distributed
 from lam.utils.checks import unit_tolerance
 
-_ROUNDING = 1e-3  # of the length of a normalised output
+_ROUNDING = 1e-3  # greatest rounding error of the length of a normalised output
 _SHORTEST = 1e-12  # as torch.nn.functional.normalize
 
 

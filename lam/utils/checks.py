@@ -85,7 +85,7 @@ def check_length(name: str, values: Tensor, reference: str, length: int) -> None
 
 
 def unit_tolerance(dtype: torch.dtype, *, least: float = 1e-4) -> float:
-    """Largest deviation of a unit vector's length or squared length from 1: `least`, or what rounding to `dtype` needs.
+    """Greatest deviation of a unit vector's length or squared length from 1: `least`, or more if `dtype` rounds more.
 
     Example:
         >>> unit_tolerance(torch.float32), unit_tolerance(torch.bfloat16)

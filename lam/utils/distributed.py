@@ -1,4 +1,4 @@
-"""Ranks, broadcasts, gathered rows and shards of the processes that torchrun starts.
+"""Ranks, broadcasts, sums, gathers and shards for the processes that torchrun starts.
 
 In a single process, broadcasts, sums and gathers change nothing. `lam.training` chooses devices and averages gradients.
 """

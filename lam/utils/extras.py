@@ -7,7 +7,7 @@ DISTRIBUTION = "lam-retrieval"  # `lam` on PyPI is another project
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds an extra to an installed lam, also to one that was installed from a clone.
+    """The shell command that adds an extra to an installed lam, also if lam was installed from a clone.
 
     Args:
         extra: an extra of `setup.cfg`, such as "serve".
@@ -25,7 +25,7 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
 
     Args:
         extra: an extra of `setup.cfg`.
-        purpose: what the packages are for, the subject of the message, such as "vector stores of LangChain".
+        purpose: the feature that needs the packages, for the message, such as "vector stores of LangChain".
 
     Raises:
         ImportError: for a package that is missing.

@@ -324,7 +324,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         unsealed: names of files that the manifest leaves out, such as caches that can be rebuilt.
 
     Raises:
-        ValueError: if `folder` is a file, or its manifest lists files but no name of a new file; nothing changes then.
+        ValueError: if `folder` is a file, or holds only files with other names in its manifest; nothing changes then.
     """
     folder = Path(folder)
     if folder.is_file():

@@ -19,10 +19,10 @@ def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The data of each task, and its labels by the names of their controls in Label Studio's form.
+    """The data of each task, and its labels by the names of the controls (fields) in Label Studio's form.
 
-    If a task has several annotations, those marked as ground truth count, else all; the most frequent label wins.
-    Skipped annotations do not count. Tasks without a label are left out; a log message counts them.
+    If some annotations of a task are marked as ground truth, only these count. The most frequent label wins. Skipped
+    annotations do not count. Tasks without a label are left out; a log message counts them.
 
     Args:
         path: the file, for errors.

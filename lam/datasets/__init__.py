@@ -126,7 +126,7 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
         options: options of the data set.
 
     Raises:
-        ValueError: If the name or an option is unknown, or the items differ in shape from those in `like`.
+        ValueError: If the name or an option is unknown, or the items differ in shape from the items in `like`.
         MissingDataError: If files are missing.
 
     Example:

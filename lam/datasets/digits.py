@@ -45,10 +45,7 @@ def held_out(*, like: Dataset) -> TensorImages:
 
 
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
-    """Random grey patches (1, 8, 8) of two photographs in scikit-learn, as many as items in `like`.
-
-    The label is the photograph.
-    """
+    """Random grey patches (1, 8, 8) of two photographs (the labels) in scikit-learn; as many as items in `like`."""
     from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     generator = torch.Generator().manual_seed(seed)

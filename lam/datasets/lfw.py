@@ -36,13 +36,12 @@ def splits(
     test: float = 0.3,
     allow_missing: bool = False,
 ) -> Splits:
-    """Faces with the published split of people, with ImageNet's preprocessing.
+    """Faces in the published split of people.
 
     Classes are people; no person is in two splits. Most people have a single image, which has no match.
 
     Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people for training, 1,711 for
-        testing. Warburg et al. (2023) do not say on which data they choose the epoch; here, validation people are
-        held out of the training people.
+        testing. Here, some training people are held out for validation.
 
     Args:
         root: folder that contains the folder of people and the lists; $LAM_DATA/lfw by default.

@@ -14,7 +14,7 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import is_real
 
 AREA_DISTANCE = 1e7
-"""Least distance between two areas, in metres."""
+"""Least distance in metres between places in two areas."""
 
 CELL = 7.0
 """Side in metres of the cells that group places. Places in one cell are less than 10 m apart."""
@@ -71,7 +71,7 @@ class PlaceImages(FolderImages):
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """The grid cell (N,) of each place. A random batch holds hardly any matches; a batch of one cell does."""
+        """The grid cell (N,) of each place. Batches of one cell hold matches; random batches hold hardly any match."""
         return (self.positions / CELL).floor().long().unique(dim=0, return_inverse=True)[1]
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], Tensor]:

@@ -29,7 +29,7 @@ class Source:
     Args:
         name: its name in lam.
         advice: a sentence on how to get its files.
-        system_root: folder of the files from the operating system's package, if there is one.
+        system_root: folder where a package of the operating system installs the files, if there is one.
         compressed: whether each file may have the suffix .gz.
     """
 
@@ -55,11 +55,7 @@ class Source:
         return plain if plain.exists() or not self.compressed else plain.with_name(f"{plain.name}.gz")
 
     def folder(self, root: str | Path | None, *, needed: Sequence[str], below: Sequence[str] = ()) -> Path:
-        """The folder that has every needed file: a root, or one of its sub-folders `below`.
-
-        Raises:
-            MissingDataError: If a file is missing; names all missing files.
-        """
+        """The root or sub-folder (`below`) that has every needed file; a `MissingDataError` names missing files."""
         places = [place for top in self.roots(root) for place in (top, *(top / name for name in below))]
         missing = {place: [place / path for path in needed if not self.file(place, path).exists()] for place in places}
         fullest = min(places, key=lambda place: len(missing[place]))
@@ -117,8 +113,8 @@ class Annotations:
 class HalvedClasses:
     """Photographs split by class: the first half of the classes is for training and validation, the second for testing.
 
-    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Warburg et al. (2023) do not say on which data they choose
-        the epoch; here, validation classes are held out of the first half, so they are unseen, like test classes.
+    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Here, validation classes are held out of the first half:
+        training sees neither validation nor test classes.
 
     Args:
         source: name of the data set, and how to get it.

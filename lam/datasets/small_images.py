@@ -150,7 +150,7 @@ def _check_digits(path: Path, labels: Tensor) -> None:
 
 
 def _read_cifar(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
-    """Records of one byte for the label and 3072 for the image: red, green and blue, row by row."""
+    """Images and labels from records: one byte for the label, and 3072 for the image (red, green, blue; by rows)."""
     files: list[Tensor] = []
     for path in paths:
         content = bytearray(path.read_bytes())

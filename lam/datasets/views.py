@@ -50,7 +50,7 @@ class _ViewsOfImages:
 
 
 class _PlainViews:
-    """Random views of the images of any other data set, such as a list of images with targets."""
+    """Random views of images in a data set of another class, such as a list of images with targets."""
 
     def __init__(self, dataset: Any, options: AugmentationOptions) -> None:
         self._dataset, self._options = dataset, options
@@ -70,7 +70,7 @@ class TwoViews(_ViewsOfImages):
     which `lam.training` reseeds for every batch.
 
     Args:
-        dataset: images with values in about [0, 1], or standardised; labels and an `Augmented` around it are ignored.
+        dataset: images with values in about [0, 1], or standardised; labels and augmentation are ignored.
         options: options of the views.
 
     Example:

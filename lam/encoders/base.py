@@ -85,9 +85,6 @@ class Encoder(ABC):
         n_samples: default number S ≥ 2 of samples behind each κ. `save` keeps S, because a threshold on κ is valid
             for one S only.
         trained_on: hashes of some training items; see `lam.encoders.seen`.
-
-    Raises:
-        ValueError: for an unknown `ood_score`.
     """
 
     kind: ClassVar[str]

@@ -87,7 +87,7 @@ class HeldOut:
     Attributes:
         batches: (inputs, labels) or, for places, (inputs, positions).
         is_query: (N,) True for queries, False for the gallery. By default every item is both.
-        relevant_within: for places, the greatest distance of a match in metres; by default the training's.
+        relevant_within: for places, the greatest distance of a match in metres; by default as in training.
         soft_labels: (N, C) the share of people who chose each class for an item.
 
     Example:

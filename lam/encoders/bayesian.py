@@ -62,7 +62,7 @@ class BayesianEncoder(Encoder):
         posterior: the Gaussian over the head's weights.
         relation: rule for positive and negative pairs.
         mean: directions of embeddings: `network` for the network's output, which no posterior changes; `sampled` for
-            the mean direction of the samples, as in the paper.
+            the mean direction of the samples, as in Warburg et al. (2023).
         tuning: the trials of the last `tune`, if any.
         recommendation: the result of the last `recommend`; None after `tune`.
     """

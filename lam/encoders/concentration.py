@@ -20,8 +20,8 @@ from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_result
 class ConcentrationEncoder(SeededEncoder):
     """Embed by the direction of the network's output, with κ as a function of the features.
 
-    An item's samples come from its von Mises-Fisher distribution, whose mean resultant length is A_D(κ). They depend on
-    the seed and the item's position in the pass. `variance` is 1 − A_D(κ)², the spread of these samples.
+    An item's samples come from its von Mises-Fisher distribution, whose mean resultant length is A_D(κ). The samples
+    depend on the seed and the item's position in the pass. `variance` is 1 − A_D(κ)², the spread of the samples.
     """
 
     @abstractmethod

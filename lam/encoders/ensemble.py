@@ -29,9 +29,9 @@ SETTLED = 1e-6
 class EnsembleEncoder(Encoder):
     """Embed by M networks.
 
-    A rotation of a member does not change its loss, so directions of different members are not comparable.
+    A rotation of a member's embeddings does not change the loss, so directions of different members are not comparable.
     `concatenate` joins the M unit vectors and divides by √M, so cosines are means of the members' cosines. `mean`, as
-    in the paper, takes the mean direction of the unaligned members; this loses recall.
+    in Warburg et al., takes the mean direction of the unaligned members; this loses recall.
 
     R̄ is the mean resultant length of an item's M unit vectors, aligned by `rotations`. κ comes from R̄ corrected for
     chance, and `variance` is 1 − R̄², the spread of the vectors. Joint samples are the aligned vectors; `features` come
@@ -78,7 +78,7 @@ class EnsembleEncoder(Encoder):
         return self._member_dimension if self.ambiguity is None else self.dimension
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; the samples are the M members, whatever `n_samples`."""
+        """A function that predicts batches; the samples are the M members, for any `n_samples`."""
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, units = features_and_units(self.members, self.head, inputs)

@@ -1,4 +1,4 @@
-"""Tests whether losses recover latents that vary within a positive pair by different amounts.
+"""Tests whether losses recover latents if some latent dimensions vary more within a positive pair than others.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1, appendices F and
 I.

@@ -48,10 +48,10 @@ class PosteriorRecovery(Experiment):
     half of the batches and κ̂ in the second, the best order in the source; the other losses learn both at once. The
     losses do not determine the rotation of the latents, so cosines of pairs are compared.
 
-    The losses assume von Mises-Fisher distributions. The process may have other ones: a latent is then the unit vector
-    along μ(x) plus noise in each coordinate, normal with variance 1/κ(x) or Laplace with scale 1/κ(x). This κ is not
-    comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is μ(x). `infonce`
-    learns directions only.
+    The losses assume von Mises-Fisher distributions. The process may have others: a latent is then the unit vector
+    along μ(x) plus noise in each coordinate. The noise is normal with variance 1/κ(x), or Laplace with scale 1/κ(x).
+    This κ is not comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is
+    μ(x). `infonce` learns only directions.
 
     The source accepts positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
     the density's normaliser. This is flat for close latents: with random negatives, κ̂ is half of κ and out of order.
@@ -330,7 +330,7 @@ def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = 
 
 @torch.no_grad()
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
-    """RMSE and rank correlation of pair cosines, κ and spreads; medians of κ̂, of κ̂/κ and of ratios of small angles.
+    """RMSE and rank correlation of pair cosines, κ and spread; medians of κ̂, of κ̂/κ and of ratios of small angles.
 
     Some values are None (undefined) for an infinite κ.
     """

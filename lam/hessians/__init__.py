@@ -1,4 +1,4 @@
-"""Curvature of a loss in the weights of a network; each loss and each structure has its own file."""
+"""Curvature of a loss with respect to a network's weights; each loss and each structure has its own file."""
 
 from lam.hessians.last_layer import (
     diagonal_ggn,

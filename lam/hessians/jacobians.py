@@ -165,7 +165,7 @@ def jacobian(
 
 
 def _any_jacobian(module: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor, slopes: Tensor) -> Tensor:
-    """J by autograd, in one vmap over all outputs of all items, because nested vmaps are wrong for nn.PReLU."""
+    """Jacobians by autograd, in one vmap over all outputs of all items; nested vmaps are wrong for nn.PReLU."""
 
     def of_row(own: Tensor, pulled: Tensor) -> Tensor:
         pull = vjp(lambda changed: functional_call(module, changed, (own[None],))[0], dict(weights))[1]

@@ -157,7 +157,7 @@ def _checked(
 
 
 def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """The pairs or candidates, after a check that they are of `size` items and suit the curvature."""
+    """Check that pairs or candidates are of `size` items and suit the curvature, and return them."""
     pairs.check_size(size)
     if isinstance(pairs, Candidates) and not curvature.takes_candidates:
         raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
@@ -175,7 +175,7 @@ def ggn_of_dataset(
     block_size: int | None = None,
     progress: bool = True,
 ) -> Sums:
-    """GGN over every pair of a data set, equal to `ggn_of_batch` of one batch of all items.
+    """GGN over every pair of a data set, equal to `ggn_of_batch` for one batch of all items.
 
     Similarities of items have the type of the features, but at least float32.
 

@@ -30,10 +30,10 @@ _LEAST_SIDE = 256  # least pixels of the shorter side of a reduced image
 class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
-    First, the image is turned upright (EXIF), transparency becomes white, and palettes, CMYK and 16 bits are converted
-    to `mode`. In grey images of 16 bits, white is 2**b − 1 for the fewest bits b (8, 10, 12, 14 or 16) that hold all
-    pixels. An image with a shorter side of at least twice `reduced_to` is reduced by a whole factor; a JPEG is reduced
-    during decoding. Then antialiased resizing follows.
+    First, the image is turned upright (EXIF), transparency becomes white, and colours are converted to `mode`. In grey
+    images of 16 bits, white is 2**b − 1 for the fewest bits b (8, 10, 12, 14 or 16) that hold all pixels. An image with
+    a shorter side of at least twice `reduced_to` is reduced by a whole factor; a JPEG is reduced during decoding. Then
+    antialiased resizing follows.
 
     Args:
         mode: "L" for one grey channel, "RGB" for three.
@@ -131,11 +131,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, fields: object) -> "Preprocessing":
-        """The preprocessing from the fields of `to_json`; missing fields have their defaults.
-
-        Raises:
-            ValueError: for an unknown field or value.
-        """
+        """The preprocessing from fields of `to_json`, by default as in the class; `ValueError` for an unknown field."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"preprocessing must be a mapping of its fields, got {fields!r}")
         known = [field.name for field in dataclasses.fields(cls)]

@@ -21,9 +21,6 @@ class TextPreprocessing:
     Args:
         max_bytes: length L, at least 4.
 
-    Raises:
-        ValueError: for a smaller length.
-
     Example:
         >>> preprocessing = TextPreprocessing(max_bytes=8)
         >>> preprocessing("né ").tolist(), texts_of(preprocessing("né")[None])
@@ -42,11 +39,7 @@ class TextPreprocessing:
         return (self.max_bytes,)
 
     def __call__(self, text: str) -> UInt8[Tensor, " L"]:
-        """The tensor of one text.
-
-        Raises:
-            ValueError: for an empty text.
-        """
+        """The tensor of one text; a `ValueError` for an empty text."""
         content = self.kept(text).encode()
         if not content:
             raise ValueError("the text is empty: give at least one character other than a space")
@@ -66,11 +59,7 @@ class TextPreprocessing:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "TextPreprocessing":
-        """The preprocessing from the fields of `to_json`.
-
-        Raises:
-            ValueError: for an unknown field or value.
-        """
+        """The preprocessing from the fields of `to_json`; a `ValueError` for an unknown field or value."""
         if unknown := sorted(set(fields) - {"max_bytes"}):
             raise ValueError(f"the preprocessing of texts has no field {', '.join(unknown)}; allowed: max_bytes")
         return cls(**fields)

@@ -1,6 +1,6 @@
 """Training losses by name; each loss has its own file.
 
-`build` creates losses of embeddings. A `DistributionLoss` also takes concentrations; methods create these losses. A
+`build` creates losses on embeddings. A `DistributionLoss` also takes concentrations; methods create these losses. A
 method's option `curvature` chooses the posterior's curvature, independently of the loss.
 """
 

@@ -15,7 +15,7 @@ from lam.utils.checks import check_at_least, check_positive
 
 
 class AnInfoNCE(TrainableLoss):
-    """InfoNCE of the similarity −Σ_d Λ_d (x_d − y_d)², with a learned diagonal Λ > 0.
+    """InfoNCE with the similarity −Σ_d Λ_d (x_d − y_d)² and a learned diagonal Λ > 0.
 
     If the embeddings are a rotation of the latent variables, Λ_d is the concentration of positive pairs along d. For
     unit embeddings and Λ_d = 1/(2τ), the loss is InfoNCE at temperature τ. Negatives may be drawn near the anchor, with
@@ -94,7 +94,7 @@ class AnInfoNCE(TrainableLoss):
         return self.of_members(embeddings, [pairs])
 
     def of_members(self, embeddings: Float[Tensor, "N D"], pairs: Sequence[Pairs]) -> Float[Tensor, ""]:
-        """Sum over the members of an ensemble, each with its own pairs of the same items.
+        """Sum of the losses of all members, each with its own pairs of the same items.
 
         Raises:
             ValueError: for another number of members or items, a member without a positive pair, or rows of another

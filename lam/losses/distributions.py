@@ -38,7 +38,7 @@ class DistributionLoss(nn.Module, ABC):
         """Loss of a batch; lower is better.
 
         Args:
-            mean: (N, D) unit rows, the mean directions; half precision is widened to float32, as for κ.
+            mean: (N, D) unit rows, the mean directions; half precision is widened to float32, also for κ.
             kappa: (N,) concentrations ≥ 0; outside `KAPPA_RANGE` they are clamped and have no gradient.
             pairs: the pairs among these N items.
             generator: generator of the samples, on the device of `mean`; by default torch's global generator.
@@ -66,7 +66,7 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the curvature in the mean directions, or of a similar one, if all items have this κ."""
+        """Name and settings of the loss's curvature in the means, or of a similar curvature, for items with this κ."""
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...

@@ -24,8 +24,7 @@ class MCInfoNCE(DistributionLoss):
     32 negatives are best; by figure 3, 16 samples are enough.
 
     Args:
-        kappa_pos: concentration of one latent variable of a positive pair around the other, > 0; the inverse of a
-            temperature.
+        kappa_pos: concentration of the latent variables of a positive pair around each other, > 0.
         n_samples: S ≥ 1.
         n_negatives: M ≥ 1 random negatives of each anchor; None for all in the batch.
         learn_kappa_pos: whether the logarithm of κ_pos is learned, starting from the value of `kappa_pos`.
@@ -64,10 +63,10 @@ class MCInfoNCE(DistributionLoss):
         return {"kappa_pos": [self.log_kappa_pos.exp().item()]} if self.log_kappa_pos.requires_grad else {}
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE, with 1/τ the concentration of one mean of a positive pair around the other.
+        """The curvature of InfoNCE; 1/τ is the concentration of the means of a positive pair around each other.
 
-        Each latent variable lies around its mean, and the two latent variables of a pair around each other. In this
-        convolution of three distributions the mean resultant lengths multiply.
+        Each latent variable lies around its mean, and the two latent variables of a pair lie around each other. In this
+        convolution of three distributions, the mean resultant lengths are multiplied.
 
         Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
         """

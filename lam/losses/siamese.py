@@ -1,4 +1,4 @@
-"""SimSiam and BYOL: one view predicts the other, which has no gradient, so positive pairs are enough."""
+"""SimSiam and BYOL: one view predicts the other view; the target has no gradient, so positive pairs are enough."""
 
 from abc import abstractmethod
 from typing import Any

@@ -34,7 +34,7 @@ class Aninfonce(Deterministic):
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
 
     Attributes:
-        concentration: initial Λ > 0 of all dimensions; 5 is InfoNCE at temperature 0.1.
+        concentration: initial Λ > 0 of all dimensions; 5 corresponds to InfoNCE at temperature 0.1.
         n_members: M ≥ 1; several members need images.
         crop_scales: least share of an image's area in a crop, for each member; by default evenly from 1 to 0.3.
         negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives around their anchor,

@@ -76,7 +76,7 @@ class ConcentrationMethod(HeadMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
-        An already trained network stays as it is in phases; otherwise it is trained further.
+        In phases, an already trained network stays as it is; for other `kappa`, it is trained further.
         """
         network = unwrapped(network)
         path = head_of(network, dataset)

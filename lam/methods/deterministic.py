@@ -1,4 +1,4 @@
-"""The network as it is, without uncertainty: the baseline of every other method."""
+"""A network without uncertainty: the baseline of every other method."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -62,7 +62,7 @@ def fit(
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
     Under torchrun, every process calls `fit` with the same network and loader and reads its share of the batches
-    (`lam.utils.distributed.shard`). All get the posterior that a single process would get, up to rounding.
+    (`lam.utils.distributed.shard`). Every process gets the posterior that a single process would get, up to rounding.
     With `pairs="dataset"` only the features are computed in parallel; the first process forms the curvature.
 
     Args:
@@ -165,7 +165,7 @@ def fit_features(
     seed: int = 0,
     progress: bool = False,
 ) -> BayesianEncoder:
-    """Fit the posterior of a linear layer to all pairs of stored features, the layer's inputs.
+    """Fit the posterior of a linear layer to all pairs of items, from stored features.
 
     Args:
         features: (N, P) inputs of the layer.
@@ -173,7 +173,7 @@ def fit_features(
         weight: (D, P) weight of the layer.
         bias: (D,) bias of the layer, or None.
         options, margin, seed: as in `fit`. Pairs come from the whole data set; `head`, `dimension`, `layers` and
-            `predictive` have no effect. A curvature with cross terms, or your own, may need memory for (N, N) pairs.
+            `predictive` have no effect. A curvature with cross terms, or a user's, may need memory for (N, N) pairs.
         progress: show a progress bar on standard error.
 
     Returns:

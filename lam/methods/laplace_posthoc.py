@@ -39,7 +39,7 @@ from lam.vmf.embeddings import Mean
 _CONTRASTIVE_SETTINGS = ("margin", "split", "fix", "negative_weight")
 
 OWN = "own"
-"""Name for the curvature of the loss that trains, or trained, the network."""
+"""Name for the curvature of the network's training loss."""
 
 Options = TypeVar("Options", bound="LaplaceMethod")
 Tune = Literal["calibration", "marginal_likelihood", "none"]
@@ -56,8 +56,8 @@ class LaplaceMethod(Method):
         mean: the direction of an embedding: `network` or, as in Warburg et al., `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, a mapping of name and settings, such as {name: supcon, split:
             outputs}, or an object of `lam.hessians`. Missing settings, such as a temperature, come from the training
-            loss. The options below set the `contrastive` curvature. `own` is the curvature of the loss that trains, or
-            trained, the network.
+            loss. The options below set the `contrastive` curvature. `own` is the curvature of the network's training
+            loss.
         margin: margin of the contrastive curvature; negative pairs beyond the margin have no curvature. By default the
             training loss's margin, which mined triplets always use.
         split, fix, negative_weight: settings of the contrastive curvature; see `ContrastiveCurvature`.
@@ -131,7 +131,7 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterable[Options]:
-        """Variants of the options, whose curvature of the same loss is never negative; by default empty."""
+        """Variants of the options with non-negative curvatures of the same loss; empty by default."""
         return ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
@@ -221,7 +221,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """Variants with the contrastive curvatures that are never negative; empty except for `diag` and `kron`."""
+        """Variants of the options with non-negative contrastive curvatures; only for the structures `diag`, `kron`."""
         if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure in (None, "diag", "kron"):
             if self.layers == "last" and self.structure == "diag":
                 yield self._with(split="euclidean", fix="positive")
@@ -241,7 +241,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return replace(training.relation, **chosen)
 
     def laplace(self, training: Training, learned: Learned | None = None) -> Laplace:
-        """The settings of `lam.fit`, with missing ones from the training's loss."""
+        """The settings for `lam.fit`; missing settings come from the training's loss."""
         relation = self.relation_of(training)
         if self.views is not None:  # views match by the number of their image, not by labels or places
             relation = Relation(relation.scope, miner=self.miner, max_pairs=self.max_pairs)

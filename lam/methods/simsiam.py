@@ -1,4 +1,4 @@
-"""SimSiam with an explicit concentration: one view predicts the other, with a stopped gradient and no negatives.
+"""SimSiam with an explicit concentration: one view predicts the other view, without negatives.
 
 Source: Chen and He (2021), "Exploring simple Siamese representation learning".
 """

@@ -104,7 +104,7 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
 
     Args:
         recipe: the saved network's options, by name.
-        state: the saved tensors; only shapes and types are read, so the meta device is enough.
+        state: the saved tensors; only shapes and types are read, so tensors on the meta device are enough.
 
     Raises:
         ValueError: as `build`; also, before memory is allocated, for a recipe with weights, a seed or lists, or for

@@ -58,7 +58,7 @@ class Frozen(nn.Module, ABC):
         )
 
     def train(self, mode: bool = True) -> "Frozen":
-        """Set the mode; the first training mode starts the cache of features."""
+        """Set the mode; the first switch to training mode starts the cache of features."""
         if mode:
             self.keep()
         return super().train(mode)

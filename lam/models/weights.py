@@ -176,10 +176,7 @@ def sha256_of_weights(network: nn.Module) -> str:
 
 
 def unwrapped(network: nn.Module, *, compiled: bool = True) -> nn.Module:
-    """The network inside wrappers of parallel training, of Fabric and, with `compiled`, of `torch.compile`.
-
-    The wrappers share its weights.
-    """
+    """The network inside wrappers of parallel training, of Fabric and, with `compiled`, of `torch.compile`."""
     while (inner := _WRAPPERS.get(type(network).__name__)) and (compiled or inner == "module"):
         network = network.get_submodule(inner)
     return network

@@ -90,7 +90,7 @@ class Batches(Dataset):
 
 
 def classes_of(dataset: Any) -> list[Tensor]:
-    """Positions of the items of each class with two or more; classes are the data's `groups`, or else `labels`."""
+    """Positions of the items of each class that has at least two; classes are the data's `groups`, or else `labels`."""
     groups = getattr(dataset, "groups", None)
     groups = torch.as_tensor(dataset.labels if groups is None else groups)
     sizes = groups.unique(return_counts=True)[1].tolist()

@@ -1,7 +1,6 @@
 """Checkpoints: numbered folders of tensors and JSON. After a crash at any moment, the last good one is readable.
 
-A checkpoint is written under a hidden name and then renamed. The one before the newest is kept, in case the newest is
-damaged.
+A checkpoint is written under a hidden name and then renamed. The last two are kept, in case the newest is damaged.
 """
 
 import re
@@ -59,11 +58,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """The last undamaged checkpoint; None without checkpoints. A warning names each damaged one.
-
-    Raises:
-        CorruptFileError: if every checkpoint is damaged.
-    """
+    """The last undamaged checkpoint; None without checkpoints; a `CorruptFileError` if all are damaged."""
     paths = _checkpoints(Path(folder))
     for path in reversed(paths):
         try:

@@ -99,7 +99,7 @@ class Training(TrainingOptions):
         folder: folder of the checkpoints; None for no checkpoints.
         num_workers: number of processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.
-        devices: 1 for one device, or a list with the index of that device. Under torchrun each process has its own.
+        devices: 1 for one device, or a list with its index. Under torchrun, each process has its own device.
         progress: show a progress bar on standard error, in the first process.
         stage: see `Stage`; by default without effect.
     """

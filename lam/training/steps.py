@@ -87,7 +87,7 @@ class Step:
 
         Args:
             network: network in training mode, with zero gradients; the loop updates the weights afterwards. With
-                several processes, the network returns the outputs of all, for the loss of the whole batch.
+                several processes, the network returns all outputs of the batch, so each computes the whole loss.
             loss: loss of embeddings and pairs.
             batch: inputs and pairs.
             backward: replaces `Tensor.backward`, because mixed precision may scale the loss.

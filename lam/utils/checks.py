@@ -77,7 +77,7 @@ def integers(name: str, values: Any) -> Tensor:
 
 
 def check_length(name: str, values: Tensor, reference: str, length: int) -> None:
-    """Require one value for each of `length` items, named `reference`."""
+    """Require one value for each of `length` items; `reference` names the items."""
     check_tensor(name, values)
     if values.shape != (length,):
         actual = tuple(values.shape)

@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(hours=6)
-"""Timeout of processes that wait while the first evaluates alone; torchrun ends all processes as soon as one fails."""
+"""Timeout of processes that wait while the first one evaluates; torchrun ends all processes as soon as one fails."""
 
 _IS_ALONE = ContextVar("is_alone", default=False)
 
@@ -109,7 +109,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:
-    """Call a function in the first process, then in the others, so that they find its downloads complete.
+    """Call a function in the first process, then in the other processes, which find complete downloads.
 
     Example:
         >>> rank_zero_first(lambda: 1 + 1)
@@ -156,7 +156,7 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     """The batches of a loader for this process: process r of W takes batches r, r + W, r + 2W, ...
 
     For a `DataLoader` with a batch size, the first process draws the order, and each process reads only the first batch
-    and its own. Any other loader must give the same batches in every process, and each process reads all of them.
+    and its own batches. Another loader must give the same batches in every process, and each process reads all batches.
 
     Returns:
         The loader's first batch, or None if the loader is empty, and the batches of this process.

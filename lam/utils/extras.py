@@ -27,9 +27,6 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
         extra: an extra of `setup.cfg`.
         purpose: the feature that needs the packages, for the message, such as "vector stores of LangChain".
 
-    Raises:
-        ImportError: for a package that is missing.
-
     Example:
         >>> with needs_extra("nothing", "dragons"):
         ...     import dragons

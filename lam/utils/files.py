@@ -324,7 +324,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         unsealed: names of files that the manifest leaves out, such as caches that can be rebuilt.
 
     Raises:
-        ValueError: if `folder` is a file, or holds only files with other names in its manifest; nothing changes then.
+        ValueError: if `folder` is a file, or its manifest lists only files with other names; nothing changes then.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -381,8 +381,6 @@ def sha256_of(path: Path) -> str:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against writers in other processes; the lock ends with the process, even if it is killed.
-
-    The lock is on the folder itself, so no lock file stays behind.
 
     Raises:
         ValueError: if another process holds the lock.

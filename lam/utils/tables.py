@@ -46,7 +46,7 @@ class Table:
         path: the file.
         columns: the text of every row by column name, without surrounding blanks.
         lines: number of the line, from 1, at which each row ends.
-        unit: unit that `lines` counts: line, object (of a JSON file) or row (of a sheet).
+        unit: unit of `lines`: line, object (of a JSON file) or row (of a sheet).
         values: the values of every row by column name, if the file has types: numbers, booleans, lists and objects.
     """
 
@@ -272,11 +272,7 @@ def _values(lines: Sequence[str], separator: str) -> list[list[str]]:
 
 
 def read_json(path: Path) -> object:
-    """The value of a JSON file, gzipped or not.
-
-    Raises:
-        ValueError: If it is not valid JSON.
-    """
+    """The value of a JSON file, gzipped or not; a `ValueError` if it is not valid JSON."""
     with _open_text(path) as stream:
         return _parse_json(
             stream.read(), f"{path} is no valid JSON file (name a file with an object in each line .jsonl)"

@@ -6,7 +6,7 @@ exist". Networks, transforms and data sets do not call operators, so a declarati
 just before that registration, unless the extension has loaded: a second declaration would break a sound install.
 `torchvision.ops.nms` and other operators then have no code, and raise an error when they are called.
 
-`import lam` does not import torchvision. lam waits for the import, also by libraries such as timm and transformers.
+`import lam` does not import torchvision. lam waits for this import, also by libraries such as timm and transformers.
 """
 
 import sys

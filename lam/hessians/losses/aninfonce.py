@@ -26,9 +26,6 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
             the value that the loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
-    Raises:
-        ValueError: for settings out of range.
-
     Example:
         >>> AnInfoNCECurvature((0.5, 5.0)).concentration
         (0.5, 5.0)

@@ -33,7 +33,7 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature, where `settings`, such as a loss's settings, replace options that are None."""
+        """The curvature with None options replaced by `settings`, such as a loss's settings."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 

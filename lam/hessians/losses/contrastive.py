@@ -36,7 +36,7 @@ BLOCK_ELEMENTS = 1 << 22
 """Number of products φ_aj φ_bj in memory at once, of feature j in both items a and b of a pair."""
 
 GATHER_COST = 40
-"""Cost of one of these products, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
+"""Cost of a product φ_aj φ_bj, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ContrastiveCurvature(SummedByPartners):
     curvature is h = S⁺/n⁺ − w S⁻/n⁻, with sums S⁺ and S⁻ over positive and negative pairs. n⁺ and n⁻ count these pairs;
     n⁻ includes pairs beyond the margin.
 
-    The fix `fixed` takes second derivatives by each item, with the other item fixed. `full` adds the cross terms.
-    `positive` is `full` without negative pairs. `projected` takes the positive part of each item's `fixed` curvature,
+    `fix="fixed"` takes second derivatives by each item, with the other item fixed. "full" adds the cross terms.
+    "positive" is "full" without negative pairs. "projected" takes the positive part of each item's "fixed" curvature,
     so that no entry is clipped later; it has one term, averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.

@@ -26,7 +26,7 @@ class ItemCurvature(ABC):
 
     @abstractmethod
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
-        """The diagonal of each Uᵀ H_a U."""
+        """The diagonal of each Uᵀ H_a U, with the basis U."""
 
 
 @dataclass(frozen=True)

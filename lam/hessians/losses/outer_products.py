@@ -1,8 +1,8 @@
 """Curvatures of items as multiples of the identity plus outer products, and their positive parts.
 
-In a sum over items, the negative curvature of one item cancels positive curvature of other items. So with the fix
-`projected`, the sum takes the positive part Σ_i max(λ_i, 0) q_i q_iᵀ of each item's curvature H_a = Σ_i λ_i q_i q_iᵀ,
-with eigenvalues λ_i and eigenvectors q_i.
+In a sum over items, the negative curvature of one item cancels positive curvature of other items. So `fix="projected"`
+sums the positive part Σ_i max(λ_i, 0) q_i q_iᵀ of each item's curvature H_a = Σ_i λ_i q_i q_iᵀ, with eigenvalues λ_i
+and eigenvectors q_i.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """

@@ -78,9 +78,9 @@ class SoftmaxCurvature(SummedByPartners):
     A subclass implements `normaliser`, `sums` and `derivatives`. If its logits are not cosine/temperature, it also
     implements `similarity`.
 
-    The fix `fixed` differentiates the loss of each anchor by the anchor's output, with the candidates fixed. `full`
-    also differentiates by the outputs of the candidates; only SupCon and InfoNCE offer it. `projected` is `fixed` with
-    the positive part of each anchor's curvature. With the split `logits`, it equals `fixed`.
+    `fix="fixed"` differentiates the loss of each anchor by the anchor's output, with the candidates fixed. "full" also
+    differentiates by the outputs of the candidates; only SupCon and InfoNCE offer it. "projected" is "fixed" with the
+    positive part of each anchor's curvature. With `split="logits"`, both are equal.
 
     Attributes:
         split: where the network ends: at its `logits` or `outputs`. Only `outputs` keeps the whole second derivative of

@@ -27,9 +27,6 @@ class SupConCurvature(SoftmaxCurvature):
         temperature: τ > 0. In a method's options, None means the temperature of the loss.
         split, fix, average: as for `SoftmaxCurvature`.
 
-    Raises:
-        ValueError: for settings out of range.
-
     Example:
         >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
         >>> SupConCurvature(0.5).diagonal(torch.eye(3), torch.ones(3, 1), pairs)[0]
@@ -122,5 +119,5 @@ class InfoNCECurvature(AgainstNegatives, SupConCurvature):
 
     Source: van den Oord et al. (2018), equation 4; Chen et al. (2020), equation 1.
 
-    Attributes, Raises: as `SupConCurvature`.
+    Attributes: as `SupConCurvature`.
     """

@@ -30,9 +30,6 @@ class VarConCurvature(SoftmaxCurvature):
             that the loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
-    Raises:
-        ValueError: for settings out of range.
-
     Example:
         >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
         >>> VarConCurvature(0.5, 0.1).diagonal(torch.eye(3), torch.ones(3, 1), pairs).shape

@@ -1,3 +1,3 @@
-"""Curvatures in the weights of a layer; each structure has its own file."""
+"""Curvatures with respect to the weights of layers; each structure has its own file."""
 
 __all__: list[str] = []

@@ -255,10 +255,7 @@ def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
-    """Σ_t w_t S_t/n_t, or Σ_t w_t S_t without the average, over the terms with n_t > 0.
-
-    A `ValueError` is raised if the first n_t is 0.
-    """
+    """Σ_t w_t S_t/n_t (Σ_t w_t S_t if not averaged) over terms with n_t > 0; a `ValueError` if the first n_t is 0."""
     if counts[0] < 1:
         _, *others = counted(curvature, counts)
         among = f" among {' and '.join(others)}" if others else ""

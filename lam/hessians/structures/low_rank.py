@@ -1,4 +1,4 @@
-"""`LowRank`: Kronecker factors for wide layers, with an input factor of low rank plus a diagonal, from one pass."""
+"""`LowRank`: Kronecker factors for wide layers; the input factor has a low rank plus a diagonal."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

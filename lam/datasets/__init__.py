@@ -83,10 +83,10 @@ def load(
         seed: seed of every random choice.
         preprocessing: a `Preprocessing` of images, or a dict of the fields that differ from ImageNet's preprocessing,
             such as {"size": 32}. Each data set has its default.
-        options: arguments of the data set's loader: of `HalvedClasses.splits` in `lam.datasets.published` for cub200
-            and cars196, of `SmallImages.splits` in `lam.datasets.small_images` for fashionmnist, mnist, cifar10 and
-            svhn, of a function in `lam.datasets.intents` for clinc150 and banking77, and of `splits` in the module of
-            the same name for all others. The options of texts are the fields of `lam.datasets.texts.TextOptions`.
+        options: arguments of the data set's loader. For cub200 and cars196, this is `HalvedClasses.splits` in
+            `lam.datasets.published`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
+            `lam.datasets.small_images`; for clinc150 and banking77, a function in `lam.datasets.intents`; for others,
+            `splits` in the module of the same name. For texts, options are fields of `lam.datasets.texts.TextOptions`.
 
     Raises:
         ValueError: If the name or an option is unknown, an option or a file is invalid, or texts get a preprocessing.

@@ -86,8 +86,8 @@ def carve_missing(
 ) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
-    The draw is stratified by class. If classes are so small that most items of a drawn split would lose their matches,
-    the drawn splits get whole classes instead, as is usual for faces and products. If classes are too few for this, the
+    The draw is stratified by class. With small classes, most items of a drawn split could lose their matches. Then the
+    drawn splits get whole classes instead, as is usual for faces and products. If classes are too few for this, the
     drawn splits get pairs of items, each of one class. A `Note` reports both exceptions.
 
     Args:

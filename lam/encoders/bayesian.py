@@ -61,8 +61,8 @@ class BayesianEncoder(Encoder):
         head: path of the head in the network.
         posterior: the Gaussian over the head's weights.
         relation: rule for positive and negative pairs.
-        mean: directions of embeddings: `network` for the network's output, which no posterior changes; `sampled` for
-            the mean direction of the samples, as in Warburg et al. (2023).
+        mean: directions of embeddings. `network` takes the network's output, which no posterior changes. `sampled`
+            takes the mean direction of the samples, as in Warburg et al. (2023).
         tuning: the trials of the last `tune`, if any.
         recommendation: the result of the last `recommend`; None after `tune`.
     """
@@ -154,7 +154,7 @@ class BayesianEncoder(Encoder):
             held_out: items with labels, outside the test data.
             by: the criterion.
             alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. If most of the
-                predictive variance comes from clipped weights, the alternatives are tuned too; the best one is kept.
+                predictive variance comes from clipped (negative) curvature, they are tuned too; the best is kept.
             options: `calibration` takes `n_samples` (by default the encoder's own), `least`, `greatest` and
                 `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of a
                 single step of log α towards higher evidence; by default, α goes to the maximum.

@@ -45,7 +45,7 @@ class PosteriorRecovery(Experiment):
     Inputs x are uniform in the unit cube, with latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes a positive
     of an anchor with latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are random inputs. So MCInfoNCE with
     many samples and negatives is minimal at the truth. κ̂ starts in the range of κ. MCInfoNCE learns μ̂ in the first
-    half of the batches and κ̂ in the second, the best order in the source; the other losses learn both at once. The
+    half of the batches and κ̂ in the second, the best order in the source. The other losses learn both at once. The
     losses do not determine the rotation of the latents, so cosines of pairs are compared.
 
     The losses assume von Mises-Fisher distributions. The process may have others: a latent is then the unit vector
@@ -54,7 +54,7 @@ class PosteriorRecovery(Experiment):
     μ(x). `infonce` learns only directions.
 
     The source accepts positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
-    the density's normaliser. This is flat for close latents: with random negatives, κ̂ is half of κ and out of order.
+    the density's normaliser. For close latents, it is flat: with random negatives, κ̂ is half of κ and out of order.
 
     Attributes:
         dimension: D of inputs and latents.
@@ -318,7 +318,7 @@ def uniform_in_cube(n: int, dimension: int, generator: torch.Generator) -> Float
 def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = "cpu") -> Pairs:
     """The pairs of a batch of `Process.batches`: an anchor with its positive, and with all negatives.
 
-    Positives of other anchors are no negatives, because positives are not uniform.
+    Positives of other anchors do not count as negatives, because positives are not uniform.
     """
     n = 2 * n_pairs + n_negatives
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)

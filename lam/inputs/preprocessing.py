@@ -39,8 +39,8 @@ class Preprocessing:
         mode: "L" for one grey channel, "RGB" for three.
         size: pixels of the shorter side after resizing, or the exact (height, width), or None to keep the size.
         crop: (height, width) of the centre crop, one number for a square, or None for no crop.
-        mean: a number for each channel, which is subtracted after scaling to [0, 1]; or None.
-        std: a positive number for each channel, which divides the difference; or None.
+        mean: a number for each channel, subtracted after scaling to [0, 1]; or None.
+        std: a positive number for each channel, the divisor after the subtraction; or None.
         resampling: "bilinear" or "bicubic".
 
     Raises:

@@ -8,7 +8,7 @@ from lam.pairs.pairs import Pairs
 
 
 class Contrastive(MarginLoss):
-    """Mean of d² over positive pairs plus mean of (margin − d)² over the negative pairs inside the margin.
+    """Mean of d² over positive pairs at distance d, plus mean of (margin − d)² over negative pairs inside the margin.
 
     Source: Hadsell, Chopra and LeCun (2006), equation 4, with a mean for each kind of pair.
 

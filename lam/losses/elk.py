@@ -52,8 +52,8 @@ def log_expected_likelihood(
 ) -> Float[Tensor, "*B"]:
     """log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz = log C(κ₁) + log C(κ₂) − log C(‖κ₁μ₁ + κ₂μ₂‖), computed in float64.
 
-    With κ₃ = ‖κ₁μ₁ + κ₂μ₂‖ and L = log C + κ, the code computes L₁ + L₂ − L₃ − κ₁κ₂‖μ₁ − μ₂‖² / (κ₁ + κ₂ + κ₃), in
-    which nothing large cancels.
+    C is the density's normaliser. With κ₃ = ‖κ₁μ₁ + κ₂μ₂‖ and L = log C + κ, the code computes
+    L₁ + L₂ − L₃ − κ₁κ₂‖μ₁ − μ₂‖² / (κ₁ + κ₂ + κ₃), in which no large terms cancel.
     """
     dimension, dtype = mean.shape[-1], torch.promote_types(mean.dtype, kappa.dtype)
     first, second = kappa.double(), other_kappa.double()

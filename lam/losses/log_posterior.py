@@ -7,10 +7,10 @@ from lam.pairs.pairs import Pairs
 
 
 class LogPosterior(MarginLoss):
-    """Mean of ½ d² over positive pairs plus mean of ½ max(0, margin² − d²) over *all* negative pairs.
+    """Mean of ½ d² over positive pairs at distance d, plus mean of ½ max(0, margin² − d²) over *all* negative pairs.
 
-    Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative pairs inside the margin and
-    0 beyond; n⁺ and n⁻ count all pairs, inside or outside the margin.
+    Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative pairs inside the margin, and
+    0 for other pairs. n⁺ and n⁻ count all positive and all negative pairs, also beyond the margin.
 
     Source: Warburg et al. (2023), "Bayesian metric learning for uncertainty quantification in image retrieval",
     equation 30.

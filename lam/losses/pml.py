@@ -8,7 +8,7 @@ from lam.pairs.pairs import Pairs
 
 
 class PytorchMetricLearning(MarginLoss):
-    """Mean of d over positive pairs plus mean of margin − d over the negative pairs inside the margin.
+    """Mean distance d of positive pairs, plus mean of margin − d over negative pairs inside the margin.
 
     Distances are not squared, and both means run over non-zero terms.
 

@@ -76,7 +76,7 @@ class Siamese(DistributionLoss):
 
 
 class SimSiam(Siamese):
-    """Mean over matches, in both directions, of −cos(h(μ₁), μ₂), without a gradient of μ₂.
+    """Mean over matches, in both directions, of −cos(h(μ₁), μ₂), without a gradient of μ₂; see `Siamese`.
 
     Source: Chen and He (2021), "Exploring simple Siamese representation learning", equations 1 to 4.
 

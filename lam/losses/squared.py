@@ -7,7 +7,7 @@ from lam.pairs.pairs import Pairs
 
 
 class Squared(MarginLoss):
-    """Mean of d² over positive pairs plus mean of margin² − d² over the negative pairs inside the margin.
+    """Mean of d² over positive pairs at distance d, plus mean of margin² − d² over negative pairs inside the margin.
 
     Example:
         >>> import torch

@@ -12,7 +12,7 @@ from lam.pairs.pairs import Pairs
 class SupCon(TemperatureLoss):
     """Mean over anchors a of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ), with the softmax over all other items.
 
-    P(a) are the positive pairs of a; an item without a positive pair is not an anchor.
+    n_a is the embedding of a, and P(a) are its positive pairs; an item without a positive pair is not an anchor.
 
     Source: Khosla et al. (2020), equation 2.
 

@@ -27,7 +27,7 @@ _LEAST_CROP = 0.3  # default crop_scale of the last member
 class Aninfonce(Deterministic):
     """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
 
-    With M > 1 members, the loss is a sum of M losses. Each has its own vector Λ and its own kind of crops; later
+    With M > 1 members, the loss is a sum of M losses. Each member has its own vector Λ and its own kind of crops; later
     members crop more. A batch holds every image in every kind of crop, and pairs stay within a kind. The loss has no
     curvature for several members, without normalisation, or if an entry of Λ is at most `negatives`.
 

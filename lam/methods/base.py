@@ -68,7 +68,7 @@ class Method(ABC):
             network: maps inputs (N, ...) to unit embeddings (N, D) and ends in a linear layer and normalisation. A
                 wrapper, such as torch.compile's, is removed.
             dataset: items (input, label); see `lam.training.train`.
-            training: see `lam.training.Training`.
+            training: the settings; its `stage` gets the name of each stage of the work.
 
         Raises:
             ValueError: as `check`, `check_start` and `lam.training.train`, or for a network that does not end in a

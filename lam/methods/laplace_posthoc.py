@@ -142,8 +142,8 @@ class LaplaceMethod(Method):
     def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
         """Choose s or α of the posterior by the options, and recommend an OOD score for images.
 
-        If weights with clipped curvature cause most of the predictive variance, the curvatures of `without_clipping`
-        are tried too, and the best is kept. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
+        If weights with clipped (negative) curvature cause most of the predictive variance, the curvatures of
+        `without_clipping` are tried too; the best is kept. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
         if self.tune == "calibration":

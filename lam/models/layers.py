@@ -18,7 +18,7 @@ from lam.utils.blocks import row_blocks
 from lam.utils.checks import layers_without
 
 AT_ONCE = 1 << 26
-"""Greatest number of tensor elements for items that are linearised at once (256 MiB); one item may take more."""
+"""Greatest number of tensor elements (256 MiB) for the items in a call of `linearised`; one item may take more."""
 
 _SHARE_OF_GPU = 10
 """On a GPU, the limit is a tenth of the memory, because D backward passes take equally long for more items."""

@@ -1,7 +1,7 @@
 """Small convolutional networks for small images, cheap enough for a CPU.
 
-Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): it drops whole channels, before every
-convolution from the second on and before the head. Weights have the same names with and without dropout.
+Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): it drops whole channels, before the head
+and before every convolution except the first. Weights have the same names with and without dropout.
 """
 
 from torch import nn

@@ -11,9 +11,9 @@ from lam.utils.random import seeded
 class UncertaintyHead(nn.Module):
     """Map features φ to log σ², the logarithm of a variance for every embedding dimension.
 
-    log σ² = γ BN₂(W₂ relu(BN₁(W₁ φ + b₁)) + b₂) + β. The batch norm BN₁ has a scale and a shift for each dimension; the
-    batch norm BN₂ has one scale γ and one shift β for all, initially 10⁻⁴ and −7. So the variance starts near e⁻⁷ for
-    every input. The hidden layer has D units. Hidden width, γ and β follow PFE's code.
+    log σ² = γ BN₂(W₂ relu(BN₁(W₁ φ + b₁)) + b₂) + β. The batch norm BN₁ has a scale and a shift for each dimension. The
+    batch norm BN₂ has one scale γ and one shift β for all dimensions, initially 10⁻⁴ and −7. So the variance starts
+    near e⁻⁷ for every input. The hidden layer has D units. Hidden width, γ and β follow PFE's code.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, where a shared
     scale and shift works slightly better than the standard batch norm.

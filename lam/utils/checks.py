@@ -18,7 +18,7 @@ def check_tensor(name: str, values: Any) -> None:
 
 
 def is_real(values: Tensor) -> bool:
-    """Whether a tensor holds real numbers, integers or not."""
+    """Whether a tensor holds integers or floating-point numbers, not complex numbers or booleans."""
     return not values.is_complex() and values.dtype != torch.bool
 
 

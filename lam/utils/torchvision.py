@@ -3,8 +3,8 @@
 torchvision's wheels on PyPI are built for CUDA. Beside a CPU-only torch, its extension does not load, so no operator is
 declared. `import torchvision` then fails as it registers shapes of operators: "operator torchvision::nms does not
 exist". Networks, transforms and data sets do not call operators, so a declaration is enough. lam declares the operators
-just before that registration, unless the extension has loaded: a second declaration would break a sound install.
-`torchvision.ops.nms` and other operators then have no code, and raise an error when they are called.
+just before this registration. If the extension has loaded, lam declares nothing, because a second declaration would
+break a sound install. Declared operators, such as `torchvision.ops.nms`, raise an error when they are called.
 
 `import lam` does not import torchvision. lam waits for this import, also by libraries such as timm and transformers.
 """

@@ -4,8 +4,9 @@ The loss of a pair is ½ d² = 1 − c. Here d is the distance and c the cosine 
 length of the output f. The Gauss-Newton curvature linearises the network, but not the loss. The normalisation f/r
 belongs to the network in the split `euclidean`, and to the loss in the split `arccos`. The curvature of a pair has
 blocks: H11 and H22 hold the second derivatives by one output, and H12 the cross terms, by both outputs. The diagonal
-for a linear layer needs only the diagonals of these blocks. Cross terms take one matmul for each output, or one for
-each block of pairs if this is cheaper.
+for a linear layer needs only the diagonals of these blocks, such as the entries H12_i. Cross terms take one matmul for
+each output, or one for each block of pairs if this is cheaper. t_ab is the weight of a pair of items a and b, and φ_aj
+is input j of the layer for item a.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
@@ -33,7 +34,7 @@ SPLITS: tuple[str, ...] = get_args(Split)
 FIXES: tuple[str, ...] = get_args(Fix)
 
 BLOCK_ELEMENTS = 1 << 22
-"""Number of products φ_aj φ_bj in memory at once, of feature j in both items a and b of a pair."""
+"""Number of products φ_aj φ_bj in memory at once."""
 
 GATHER_COST = 40
 """Cost of a product φ_aj φ_bj, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""

@@ -285,8 +285,8 @@ class Softmaxes(SliceableItems):
     def _total(self) -> Float[Tensor, "D D"]:
         """Σ_a of `_matrices`, with projections multiplied out: no (N, D, D) array is formed.
 
-        With ĝ = g − (n · g) n, Σ_b ω ĝ ĝᵀ = Σ_b ω g gᵀ − n (Σ_b ω (n·g) g)ᵀ − its transpose + (Σ_b ω (n·g)²) n nᵀ: each
-        part is a matmul over anchors, or over candidates for the first.
+        With ĝ = g − (n · g) n, Σ_b ω ĝ ĝᵀ = Σ_b ω g gᵀ − n (Σ_b ω (n·g) g)ᵀ − its transpose + (Σ_b ω (n·g)²) n nᵀ. The
+        first part is a matmul over candidates; the others are matmuls over anchors.
         """
         n, scale = self.n.to(self.r), self.r.square().reciprocal()
         moments, second = self._moments(lambda weights, g: (weights.T @ scale.to(g) * g).T @ g)

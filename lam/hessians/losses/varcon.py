@@ -18,9 +18,9 @@ from lam.pairs.pairs import Pairs, class_centroids
 class VarConCurvature(SoftmaxCurvature):
     """Curvature of KL(q ‖ p) − log p_r, averaged over the items, with p the softmax of n · w_c/τ over the classes c.
 
-    w_c is the centroid of class c, and r the class of the item. In the target q, class r has odds e^(1/τ₂) against each
-    other class, with τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. So the loss is the sum of two
-    cross-entropies, with q and with the one-hot class y. Its `Derivatives` are 2p, p, p and t = y + q − 2p.
+    n is the item's direction, w_c the centroid of class c, and r the item's class. In the target q, class r has odds
+    e^(1/τ₂) against each other class, with τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. So the loss is a sum
+    of two cross-entropies, with q and with the one-hot class y. Its `Derivatives` are 2p, p, p and t = y + q − 2p.
 
     Source: Wang et al. (2025), equations 7 to 13.
 

@@ -90,7 +90,7 @@ class SummedCurvature(ABC):
 
     @property
     def h(self) -> Tensor:
-        """Σ_t w_t S_t/n_t, unclipped; errors as `weighted_by_term`."""
+        """Σ_t w_t S_t/n_t, including negative values; errors as `weighted_by_term`."""
         if self.counts is None:
             return self.sums[0]
         return weighted_by_term(self.sums, self.curvature, self.counts)

@@ -41,13 +41,13 @@ class Diagonal(Structure):
 
     @property
     def weight(self) -> Float[Tensor, "D P"]:
-        """The unclipped h of the weights."""
+        """h of the weights, including negative entries."""
         h = self.h
         return h[:, :-1] if self.has_bias else h
 
     @property
     def bias(self) -> Float[Tensor, " D"] | None:
-        """The unclipped h of the bias, or None."""
+        """h of the bias, including negative entries; None without a bias."""
         return self.h[:, -1] if self.has_bias else None
 
     @property

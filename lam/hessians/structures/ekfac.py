@@ -14,8 +14,9 @@ from lam.hessians.structures.kron import Kron
 class Ekfac(Structure):
     """Exact diagonal of (U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A), with the eigenvectors U_B and U_A of a `Kron`.
 
-    A fit takes two passes over the data, one for the basis and one for the diagonal. Only sums in the same basis can be
-    added and subtracted; two fits have different bases. The posterior precision sets negative entries to zero.
+    `Structure` defines H_a and φ_a. A fit takes two passes over the data, one for the basis and one for the diagonal.
+    Only sums in the same basis can be added and subtracted; two fits have different bases. The posterior precision sets
+    negative entries to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 
@@ -63,7 +64,7 @@ class Ekfac(Structure):
 
     @property
     def spectrum(self) -> Float[Tensor, "D F"]:
-        """The unclipped diagonal of the GGN in `eigenbasis`."""
+        """The diagonal of the GGN in `eigenbasis`, including negative entries."""
         return self.h
 
     @property

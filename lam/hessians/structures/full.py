@@ -14,7 +14,7 @@ from lam.hessians.structures.base import Shapes, Structure, eigen, share_negativ
 class Full(Structure):
     """The exact matrix Σ_a H_a ⊗ φ_a φ_aᵀ; weight (i, j) of the layer has the index i F + j.
 
-    The posterior precision sets negative eigenvalues to zero.
+    `Structure` defines H_a and φ_a. The posterior precision sets negative eigenvalues to zero.
 
     Attributes:
         sums: (T, D F, D F) sums of the terms.
@@ -42,7 +42,7 @@ class Full(Structure):
 
     @cached_property
     def eigenbasis(self) -> tuple[Float[Tensor, " DF"], Float[Tensor, "DF DF"]]:
-        """Eigenvalues of h, not clipped, and its eigenvectors as columns."""
+        """Eigenvalues of h, including negative values, and its eigenvectors as columns."""
         return eigen(self.h)
 
     @property

@@ -17,10 +17,10 @@ _SAME = 1e-5  # tolerance relative to A, above the error of eigenvectors that we
 class Kron(Structure):
     """h ⊗ A approximates Σ_a H_a ⊗ φ_a φ_aᵀ: h = Σ_t w_t S_t/n_t with S_t = Σ_a H_a, and A is the mean of φφᵀ.
 
-    The product is exact if all items have the same features, or the same H_a. Its eigenvectors are products of
-    eigenvectors of h and A. The posterior precision sets negative eigenvalues of h to zero. The eigenvectors of A take
-    F³ steps, so a saved posterior includes them. NNGeometry's `PMatKFAC` takes no loss over pairs; it agrees with this
-    class if it gets a square root of each H_a (tests/hessians/test_nngeometry.py).
+    `Structure` and its base class define the symbols. The product is exact if all items have the same features, or the
+    same H_a. Its eigenvectors are products of eigenvectors of h and A. The posterior precision sets negative
+    eigenvalues of h to zero. A saved posterior includes the eigenvectors of A, because they take F³ steps. NNGeometry's
+    `PMatKFAC` agrees with this class if it gets a square root of each H_a (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 
@@ -54,7 +54,7 @@ class Kron(Structure):
 
     @property
     def spectrum(self) -> Float[Tensor, "D F"]:
-        """The unclipped eigenvalues of h ⊗ A, for the products of the eigenvectors in `eigenbasis`."""
+        """Eigenvalues of h ⊗ A, including negative values, for products of the eigenvectors in `eigenbasis`."""
         return self._outputs[0][:, None] * self.input_eigen[0]
 
     def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":

@@ -112,7 +112,7 @@ class LayersCurvature(SummedCurvature):
     @property
     @abstractmethod
     def spectra(self) -> list[Float[Tensor, " n"]]:
-        """The unclipped diagonal of h in `bases`, for each layer."""
+        """The diagonal of h in `bases` for each layer, including negative entries."""
 
     @property
     def level(self) -> float:

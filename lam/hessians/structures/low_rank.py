@@ -85,7 +85,7 @@ class LowRank(Structure):
 
     @cached_property
     def output_eigen(self) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
-        """Eigenvalues of h, not clipped, and its eigenvectors as columns."""
+        """Eigenvalues of h, including negative values, and its eigenvectors as columns."""
         return eigen(self.h)
 
     @cached_property

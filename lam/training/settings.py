@@ -34,8 +34,8 @@ class TrainingOptions:
             or more if classes are smaller; see `lam.training.batches.Batches`. None for random batches of all items.
         miner: choice of the pairs in the loss: "all", "violating", "easy", "semihard", "hard", or a miner of
             pytorch-metric-learning; see `lam.pairs.Mining`. A batch without chosen pairs has a loss of zero.
-        max_pairs: greatest number of mined triplets, drawn at random; for a miner of pairs, greatest number of pairs of
-            each type. None for no limit.
+        max_pairs: greatest number of mined triplets, drawn at random; for "all" and miners of pytorch-metric-learning,
+            greatest number of positive and of negative pairs. None for no limit.
         learning_rate: positive.
         learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
         optimizer: "adam", "adamw", "rmsprop" or "sgd".

@@ -25,7 +25,7 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
 
     Args:
         extra: an extra of `setup.cfg`.
-        purpose: the feature that needs the packages, for the message, such as "vector stores of LangChain".
+        purpose: the feature that needs the packages, such as "vector stores of LangChain"; it begins the message.
 
     Example:
         >>> with needs_extra("nothing", "dragons"):

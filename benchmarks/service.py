@@ -195,6 +195,8 @@ def json_query(kind: str, seed: int = 1) -> dict[str, Any]:
         return {"image": base64.b64encode(picture(28)).decode()}
     dimension = SMALL_D if kind == "vector of 128" else D
     vector = F.normalize(torch.randn(dimension, generator=torch.Generator().manual_seed(seed)), dim=0)
+    if kind == "vector in base64":
+        return {"embedding": base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode(), "kappa": 50.0}
     return {"embedding": vector.tolist(), "kappa": 50.0}
 
 
@@ -295,7 +297,7 @@ def batches(items: int, limit: float) -> list[dict[str, Any]]:
             tempfile.TemporaryDirectory() as folder,
             served(make_run(Path(folder), "convnet28", count, "Flat")) as (port, _),
         ):
-            for kind in ("vector", "small image"):
+            for kind in ("vector", "vector in base64", "small image"):
                 alone, together = asked(port, kind, 1, limit), asked(port, f"batch of {kind}", 1, limit)
                 rates = alone["served_per_second"], BATCH * together["served_per_second"]
                 row = {

@@ -1,7 +1,9 @@
 """A client of `lam serve`. This file needs httpx alone: copy it to machines without torch."""
 
 import json
+import sys
 import time
+from array import array
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -222,7 +224,10 @@ def _part(query: Query) -> Json:
             "a query must be the bytes of an image file, its path as pathlib.Path, a text or an Embedding, got "
             f"{type(query).__name__}"
         )
-    return {"embedding": [*map(float, query.embedding)], "kappa": float(query.kappa)}  # elements may be of numpy, torch
+    floats = array("f", map(float, query.embedding))  # elements may be of numpy, torch
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return {"embedding": b64encode(floats.tobytes()).decode(), "kappa": float(query.kappa)}
 
 
 def _path(id: str) -> str:

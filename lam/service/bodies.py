@@ -256,6 +256,17 @@ def _file(image: str, where: str) -> bytes:
         raise ServiceError(422, f"the image{where} is no base64", allowed="base64 of a file, or a data URL") from None
 
 
+def _vector(numbers: list[float] | str, where: str) -> np.ndarray:
+    """A vector in float64, from a list or from base64."""
+    if isinstance(numbers, list):
+        return np.array(numbers)
+    try:
+        return np.frombuffer(base64.b64decode(numbers, validate=True), "<f4").astype(np.float64)
+    except ValueError:
+        what = f"the embedding{where} is no base64 of 32-bit floats"
+        raise ServiceError(422, what, allowed="a list of numbers, or base64 of 32-bit floats, little-endian") from None
+
+
 def _query(request: Any, limits: JsonLimits, where: str = "") -> Query | bytes | str:
     """The query of a validated image, text or embedding; `where` names its place in the body."""
     if "image" in request:
@@ -266,10 +277,10 @@ def _query(request: Any, limits: JsonLimits, where: str = "") -> Query | bytes |
             raise ServiceError(413, what, allowed={"max_characters": limits.max_json})
         return request["text"]
     dimension = limits.dimension
-    numbers, allowed = request["embedding"], {"embedding": f"{dimension} finite numbers, a unit vector"}
-    if len(numbers) != dimension:
-        raise ServiceError(422, f"embedding has dimension {len(numbers)}", allowed=allowed)
-    vector = np.array(numbers)
+    allowed = {"embedding": f"{dimension} finite numbers, a unit vector"}
+    vector = _vector(request["embedding"], where)
+    if len(vector) != dimension:
+        raise ServiceError(422, f"embedding has dimension {len(vector)}", allowed=allowed)
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(vector))
     if not abs(norm - 1) <= _UNIT_TOLERANCE:

@@ -3,7 +3,18 @@
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag, TypeAdapter, ValidationError, with_config
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    WrapValidator,
+    with_config,
+)
 from typing_extensions import TypeAliasType, TypedDict
 
 from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
@@ -21,7 +32,17 @@ class _Request(TypedDict):
 class EmbeddingRequest(_Request):
     """One embedding."""
 
-    embedding: Annotated[list[float], FailFast(), Field(description="a unit vector")]
+    embedding: Annotated[
+        list[float],
+        FailFast(),
+        WrapValidator(lambda value, of_list: value if isinstance(value, str) else of_list(value)),
+        WithJsonSchema(
+            {
+                "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}],
+                "description": "a unit vector: a list of numbers, or base64 of 32-bit floats, little-endian",
+            }
+        ),
+    ]
     kappa: Annotated[float, Field(ge=0, le=MAX_KAPPA, description="its concentration")]
 
 

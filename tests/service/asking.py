@@ -1,8 +1,10 @@
 """Requests to the application, without a server between."""
 
 import asyncio
+import base64
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -35,6 +37,11 @@ def client_of(engine: Engine, *, key: str | None = None, keys: Keys | None = Non
 
 def embedding(dimension: int, axis: int = 0, kappa: float = 50.0, **fields: Any) -> dict[str, Any]:
     return {"embedding": [float(row == axis) for row in range(dimension)], "kappa": kappa, **fields}
+
+
+def base64_of(numbers: Any, kind: str = "<f4") -> str:
+    """Numbers in base64, by default as 32-bit floats."""
+    return base64.b64encode(np.array(numbers, kind).tobytes()).decode()
 
 
 def refused(response: Any, status: int) -> str:

@@ -1,6 +1,7 @@
 """The application as a whole: what it says of itself, what bad requests get, and what it does when a part fails."""
 
 import json
+import math
 import re
 import sqlite3
 from contextlib import closing
@@ -18,7 +19,7 @@ from lam.runs.folder import GALLERY
 from lam.service.app import PAGE
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
-from tests.service.asking import JSON, PNG, client_of, embedding, refused
+from tests.service.asking import JSON, PNG, base64_of, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
 ROUTES = ("/v1/search", "/v1/items")
@@ -137,6 +138,11 @@ def wrong_embeddings(dimension: int) -> dict[str, bytes]:
         "of text": {**good, "embedding": ["1"] * dimension},
         "of truths": {**good, "embedding": [True, False, False]},
         "missing": {"kappa": 1.0},
+        **{f"base64 of {values}": {**good, "embedding": base64_of(values)} for values in ([1.0], [0.0] * dimension)},
+        "base64 of NaN": {**good, "embedding": base64_of([math.nan] + [0.0] * (dimension - 1))},
+        "base64 of infinity": {**good, "embedding": base64_of([math.inf] + [0.0] * (dimension - 1))},
+        "base64 of doubles": {**good, "embedding": base64_of(good["embedding"], "<f8")},
+        "half of a float": {**good, "embedding": base64_of([1.0] * dimension, "<f2")[:8]},
         "zero": {**good, "embedding": [0.0] * dimension},
         "too long": {**good, "embedding": [2.0, *good["embedding"][1:]]},
         "huge": {**good, "embedding": [1e38] * dimension},

@@ -4,7 +4,9 @@ import base64
 import json
 import os
 
+import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from lam.service.bodies import JsonLimits, pair_of, queries_of
@@ -12,11 +14,21 @@ from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.queries import Query
 from lam.service.settings import ServiceSettings
-from tests.service.asking import JSON, client_of, embedding, refused
+from tests.service.asking import JSON, base64_of, client_of, embedding, refused
 
 D, MOST = 3, 1000
 LIMITS = JsonLimits(D, MOST, max_batch=4, max_batch_json=3000)
 IMAGE = {"image": base64.b64encode(b"\xff" * 30_000).decode()}  # of slashes alone
+
+
+def test_an_embedding_is_a_list_or_base64() -> None:
+    numbers = np.array([0.6, 0.0, -0.8], "<f4")
+    bodies = [{"embedding": vector, "kappa": 5.0} for vector in (numbers.tolist(), base64_of(numbers))]
+    of_list, of_text = queries_of(json.dumps({"queries": bodies}).encode(), LIMITS)
+    assert isinstance(of_list, Query)
+    assert isinstance(of_text, Query)
+    assert torch.equal(of_list.embedding.mean, of_text.embedding.mean)
+    assert of_list.embedding.mean[0].tolist() == pytest.approx(numbers.tolist())
 
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/items"])

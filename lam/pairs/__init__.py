@@ -1,4 +1,4 @@
-"""Matching items: the pairs of a batch, the neighbours of a data set, mining, and right answers."""
+"""Matching items: pairs within a batch, near places in a data set, mining of pairs, and matches in a gallery."""
 
 from lam.pairs.candidates import Candidates
 from lam.pairs.mining import Mining

@@ -1,4 +1,4 @@
-"""Candidates that the items of a batch are compared with: a memory bank, a second view, the texts of images."""
+"""`Candidates`, partners for the items of a batch: a memory bank, a second view, or the texts of images."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """O fixed directions. The N items of a batch are compared with these instead of with each other.
+    """O fixed directions, with which the N items of a batch form pairs instead of with each other.
 
     Attributes:
         directions: (O, D) unit vectors.
-        positive: (N, O) non-negative weights of the candidates that match each item.
-        negative: (N, O) non-negative weights of the candidates that do not match.
+        positive: (N, O) non-negative weights of the pairs of an item and a matching candidate.
+        negative: (N, O) non-negative weights of the pairs of an item and a candidate that does not match.
 
     Raises:
         ValueError: for weights of a wrong shape, negative or not finite, or directions that are not unit vectors.
@@ -52,7 +52,7 @@ class Candidates:
 
     @property
     def n_positives(self) -> int:
-        """Number of pairs of an item and a matching candidate."""
+        """Number of positive pairs."""
         return int(self.positive.count_nonzero())
 
     @property
@@ -69,7 +69,7 @@ class Candidates:
     def by_label(
         cls, labels: Shaped[Tensor, " N"], directions: Float[Tensor, "O D"], labels_of_directions: Shaped[Tensor, " O"]
     ) -> "Candidates":
-        """A memory bank: candidates with the item's label match, all others do not.
+        """Candidates from a memory bank: a candidate with the item's label matches, any other does not.
 
         Example:
             >>> bank = Candidates.by_label(torch.tensor([0, 1]), torch.eye(3), torch.tensor([0, 0, 1]))
@@ -83,7 +83,7 @@ class Candidates:
 
     @classmethod
     def paired(cls, directions: Float[Tensor, "N D"]) -> "Candidates":
-        """A second view of each item, or the text of each image: item a matches candidate a only.
+        """Candidates that are a second view or the text of each item: item a matches candidate a only.
 
         Example:
             >>> Candidates.paired(torch.eye(2)).positive.tolist()

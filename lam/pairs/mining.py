@@ -1,10 +1,9 @@
 """`Mining`, the choice of pairs in a batch: all pairs, pairs in triplets of one kind, or the pairs of a miner.
 
-A pair in k triplets counts k times, as in pytorch-metric-learning. The counts n⁺ and n⁻ are scaled in the same way:
-each is the number of pairs before the choice, times the mean weight of the chosen pairs, rounded. A curvature divides
-its sum S⁺ over the chosen positive pairs by n⁺. So S⁺/n⁺ is a weighted mean over the chosen pairs, times the share of
-positive pairs that were chosen; S⁻/n⁻ is analogous. The choice biases this average, but repeated pairs do not. The loss
-`log_posterior` divides by n⁺ and n⁻, while most losses divide by the total weight of the chosen pairs.
+The weight of a pair is the number of chosen triplets that contain it, as in pytorch-metric-learning. n⁺ is the number
+of positive pairs before the choice, times the mean weight of the chosen positive pairs, rounded. A curvature and the
+loss `log_posterior` divide their sum over the chosen positive pairs by n⁺. The quotient is a weighted mean over these
+pairs, times the share of positive pairs that were chosen. n⁻ does the same for negative pairs.
 """
 
 import inspect
@@ -35,7 +34,7 @@ class Mining:
         semihard   if   d_ap < d_an ≤ d_ap + margin
         hard       if          d_an ≤ d_ap
 
-    and contains the pairs (a, p) and (a, n). `all` takes every pair, also outside triplets.
+    and contains the pairs (a, p) and (a, n). `all` chooses every pair.
 
     Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`: its "all"
     is `violating` here, and the loss's margin replaces its default, 0.2. Warburg et al. (2023) mine the same way, and
@@ -45,7 +44,7 @@ class Mining:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
             pytorch-metric-learning, for labels.
         max_pairs: greatest number of triplets, drawn at random. For `all` and miners of pytorch-metric-learning,
-            greatest number of unordered positive pairs, and also of negative pairs. None for no limit.
+            greatest number of unordered positive pairs, and of negative pairs. None for no limit.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.
@@ -81,13 +80,13 @@ class Mining:
         margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
-        """The chosen pairs of a batch, possibly none; `pairs` itself for the miner `all` without a limit.
+        """The chosen pairs of a batch, possibly empty; `pairs` itself for the miner `all` without a limit.
 
         Args:
-            embeddings: (N, D) unit rows; no gradient goes through the choice.
+            embeddings: (N, D) unit rows.
             pairs: pairs to choose from.
             targets: (N,) labels of the items; only a miner of pytorch-metric-learning reads them.
-            margin: margin of the triplets, positive; None without triplets.
+            margin: positive margin of the triplets; other miners do not need one.
             generator: generator on the CPU for `max_pairs`.
 
         Raises:
@@ -125,11 +124,11 @@ def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Te
 def _choose_triplets(
     kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
 ) -> Pairs:
-    """Pairs weighted by the number of triplets of a kind that contain them, after drawing at most `max_triplets`.
+    """The pairs in triplets of a kind, weighted by their number of triplets; at most `max_triplets` are drawn.
 
-    Triplets are counted in O(N² log N), without forming them. The negatives of each anchor are ranked by distance. For
-    one positive, the negatives in triplets of a kind have consecutive ranks, from `first` up to `last`. So the number
-    of triplets of each negative is a cumulative sum of +1 at every `first` and −1 at every `last`.
+    Counting takes O(N² log N) and forms no triplets. The negatives of each anchor are ranked by distance. For one
+    positive, the negatives in triplets of a kind have consecutive ranks, from `first` to `last` − 1. So the number of
+    triplets of each negative is a cumulative sum of +1 at every `first` and −1 at every `last`.
     """
     positive, negative = pairs.positive > 0, pairs.negative > 0
     distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
@@ -166,7 +165,7 @@ def _choose_triplets(
 
 
 def _draw_distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` different random numbers below `total`, without a permutation of all, which may not fit in memory."""
+    """`count` distinct random integers below `total`; a permutation of all integers might not fit in memory."""
     drawn = torch.randint(total, (count,), generator=generator).unique()
     while len(drawn) < count:
         drawn = torch.cat([drawn, torch.randint(total, (count,), generator=generator)]).unique()
@@ -174,7 +173,7 @@ def _draw_distinct(total: int, count: int, generator: torch.Generator) -> Tensor
 
 
 def _count_by_weight(pairs: Pairs) -> Pairs:
-    """The same pairs, with n⁺ and n⁻ times the mean weight of the chosen pairs."""
+    """The same pairs, with n⁺ and n⁻ multiplied by the mean weights of positive and negative pairs."""
     return replace(
         pairs,
         n_positives=_times_mean_weight(pairs.n_positives, pairs.positive),
@@ -194,7 +193,7 @@ def _draw_pairs(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pai
 
 
 def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """At most `max_pairs` random unordered pairs, without replacement, and n times the share that is drawn."""
+    """Weights of at most `max_pairs` random unordered pairs, and n times the share of pairs drawn."""
     candidates = weights.triu(1).nonzero()
     if len(candidates) <= max_pairs:
         return weights, n
@@ -205,7 +204,7 @@ def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generat
 
 
 def _in_json(miner: object) -> Any:
-    """A miner as JSON: its name, or its class with the constructor arguments that it keeps as attributes."""
+    """A miner as JSON: its name, or its class and the attributes that share a name with a constructor argument."""
     if isinstance(miner, str):
         return miner
     if inspect.isroutine(miner):

@@ -1,4 +1,4 @@
-"""The pairs of near places in a data set, without a matrix of all pairs."""
+"""Pairs of near places in a data set, found without a matrix of all pairs."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from lam.pairs.pairs import check_angles, directions_match, negative_distance, squared_distance
 
-_MARGIN = 1e-9  # relative; a k-d tree rounds differently, so the search reaches a little farther
+_MARGIN = 1e-9  # the search radius is larger by this share, because a k-d tree rounds differently
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The near pairs among N places, each unordered pair once; every other pair is negative.
+    """Near pairs among N places, each unordered pair once. All other pairs of places are negative.
 
     Attributes:
         positive: (n, 2) indices of the positive pairs.
@@ -50,7 +50,7 @@ class Neighbours:
         angles: Real[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Neighbours":
-        """`Pairs.by_distance` of a whole data set, by a k-d tree; arguments and errors are the same."""
+        """Near pairs by the rule of `Pairs.by_distance`, with the same arguments and errors, from a k-d tree."""
         from scipy.spatial import KDTree
 
         beyond = negative_distance(positions, positive_within, negative_beyond)

@@ -18,15 +18,15 @@ from lam.utils.checks import check_finite, check_tensor, is_real
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    The weight of an ordered pair (a, b) says how often it counts; no item is paired with itself. `by_label` leaves the
-    two matrices to the first access, so a loss that reads only `labels` takes time linear in N.
+    The weight of an ordered pair (a, b) says how often this pair counts. Pairs by label form the two matrices at the
+    first access, so a loss that reads only `labels` takes time linear in N.
 
     Attributes:
         positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.
         negative: (N, N) weights of the negative pairs, of the same form; pairs beyond a loss's margin are included.
-        n_positives: n⁺, the number of ordered positive pairs; for pairs that a miner chose, see `lam.pairs.mining`.
-        n_negatives: n⁻, the number of ordered negative pairs; see `n_positives`.
-        labels: (N,) classes of the items, also if a miner chose only some pairs; None for pairs by distance.
+        n_positives: n⁺, the number of ordered positive pairs; `lam.pairs.mining` defines n⁺ and n⁻ after mining.
+        n_negatives: n⁻, the number of ordered negative pairs.
+        labels: (N,) classes of all items of the batch; None for pairs by distance.
     """
 
     positive: Shaped[Tensor, "N N"]
@@ -53,12 +53,12 @@ class Pairs:
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
-        """Reject pairs of a number of items other than `size`."""
+        """Raise a `ValueError` unless the pairs are of `size` items."""
         if self.size != size:
             raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
 
     def check_positives(self) -> None:
-        """Require n⁺ > 0; a miner may still have chosen no positive pair."""
+        """Raise a `ValueError` if n⁺ is 0."""
         if self.n_positives == 0:
             raise ValueError(f"no pair of {self.size} items is positive: raise the batch size, or per_class")
 
@@ -88,7 +88,7 @@ class Pairs:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         different = labels[:, None] != labels[None, :]
         formed = {"positive": (~different).fill_diagonal_(False), "negative": different}
-        if not is_functorch_wrapped_tensor(different):  # a tensor of a torch.func transform does not outlive it
+        if not is_functorch_wrapped_tensor(different):  # tensors in a torch.func transform are invalid after it
             vars(self).update(formed)
         return formed[name]
 
@@ -102,20 +102,20 @@ class Pairs:
         angles: Real[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Pairs":
-        """Near places are positive pairs, far places negative pairs; others are neither.
+        """Two near places are a positive pair, two far places a negative pair; other places form no pair.
 
-        Near places with too different compass angles are neither, because their photographs show different things.
+        Near places with too different compass angles form no pair, because their photographs show different things.
 
         Args:
             positions: (N, X) coordinates of each item, in metres.
             positive_within: greatest distance of a positive pair, in metres.
             negative_beyond: distance above which pairs are negative, in metres; `positive_within` by default.
-            angles: (N,) compass angles in degrees; NaN is unknown, and matches any angle.
+            angles: (N,) compass angles in degrees; NaN means unknown, and matches any angle.
             angle_within: greatest difference of the angles of a positive pair, in (0, 180] degrees.
 
         Raises:
-            ValueError: for positions that are not finite, distances without 0 < within ≤ beyond, infinite angles, an
-                `angle_within` out of range, or angles without it.
+            ValueError: for positions that are not finite, distances that break 0 < positive_within ≤ negative_beyond,
+                infinite angles, an `angle_within` out of range, or `angles` or `angle_within` alone.
 
         Example:
             >>> pairs = Pairs.by_distance(torch.tensor([[0.0], [8.0], [20.0], [90.0]]), 10.0, 25.0)
@@ -143,8 +143,8 @@ class Pairs:
     ) -> "Pairs":
         """Pairs chosen by a miner of pytorch-metric-learning.
 
-        The pairs are ordered and may repeat. With M the matrix of their counts, the weights are (M + Mᵀ)/2. This
-        symmetric matrix gives the same loss.
+        The miner's pairs are ordered and may repeat. M counts each pair; the weights are the symmetric (M + Mᵀ)/2,
+        which gives the same loss.
 
         Args:
             tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
@@ -175,7 +175,7 @@ class Pairs:
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Targets of a data loader as a tensor: integers as int64, others as floats. Class names raise a `ValueError`."""
+    """Targets of a data loader as a tensor of int64 or floats. Other targets, such as names, raise a `ValueError`."""
     if hasattr(targets, "to_numpy"):  # in a pandas Series, torch would look for the index 0
         targets = np.array(targets)
     try:
@@ -191,7 +191,7 @@ def as_targets(targets: Any) -> Tensor:
 
 
 def targets_of(items: Tensor, targets: Any) -> Tensor:
-    """Targets of N items, as a tensor on the items' device; see `as_targets`. There must be N targets."""
+    """`as_targets` on the device of `items`, after a check of their number."""
     if targets is None:
         raise ValueError(
             "a posterior needs a loader that yields batches of inputs with targets, such as [(inputs, labels)]"
@@ -230,7 +230,7 @@ def class_centroids(
 
 
 def negative_distance(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:
-    """`negative_beyond`, by default `positive_within`, after a check of positions and distances."""
+    """Check positions and distances; return `negative_beyond`, by default `positive_within`."""
     beyond = positive_within if negative_beyond is None else negative_beyond
     if not 0 < positive_within <= beyond:
         raise ValueError(
@@ -244,9 +244,9 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
 
 
 def squared_distance(one: Real[Tensor, "*#B X"], other: Real[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
-    """Squared distances of places in float64, summed by coordinate, so that they are equal to the bit in any batch.
+    """Squared distances of places in float64, summed one coordinate at a time: bitwise the same in every batch.
 
-    Compare them with d², not their roots with d: a root may round a distance slightly above d to d.
+    Compare with d² instead of taking roots, because a root may round a distance slightly above d to d.
     """
     squares = [(x.double() - y.double()).square() for x, y in zip(one.unbind(-1), other.unbind(-1), strict=True)]
     return sum(squares[1:], start=squares[0])
@@ -304,7 +304,7 @@ def _check_considered(name: str, n_considered: int, weights: Tensor) -> None:
 
 
 def check_labels(labels: Tensor) -> None:
-    """Require both kinds of pairs, and no negative label, which usually means a missing label."""
+    """Reject labels that give no positive or no negative pair, and negative labels."""
     check_label_vector(labels)
     check_not_missing(labels)
     if len(labels) < 2:
@@ -317,7 +317,7 @@ def check_labels(labels: Tensor) -> None:
 
 
 def check_not_missing(labels: Tensor) -> None:
-    """Reject negative labels, which usually mean that a label is missing."""
+    """Reject negative labels, which usually stand for missing labels."""
     if (n_negative := int((labels < 0).sum())) > 0:
         raise ValueError(
             f"labels must not be negative, got {int(labels.min())}, {n_negative} in all: such items usually have no "

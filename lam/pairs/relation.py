@@ -1,4 +1,4 @@
-"""`Relation`: which items form positive and negative pairs, within batches or over a data set."""
+"""`Relation`, the definition of positive and negative pairs."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -22,12 +22,10 @@ class Relation:
         scope: `batch` for pairs within batches; `dataset` for all pairs of the data set.
         positive_within: greatest distance of a positive pair of places, in metres; None if targets are labels.
         negative_beyond: distance above which pairs of places are negative, in metres; by default `positive_within`.
-        angle_within: greatest difference of the compass angles of a positive pair of places, in degrees; near pairs
-            with a greater difference are neither. The last column of the targets is then the angle; NaN is unknown, and
-            matches any angle. If None, all columns are coordinates.
-        miner: choice of a batch's pairs for the curvature; see `lam.pairs.Mining`.
-        max_pairs: greatest number of triplets of the miner's kind. For the miner `all`, greatest number of positive
-            pairs, and also of negative pairs.
+        angle_within: greatest difference of compass angles in a positive pair of places, in degrees. A near pair with a
+            greater difference is neither positive nor negative. The last column of the targets then holds the angles;
+            NaN means unknown, and matches any angle. If None, all columns are coordinates.
+        miner, max_pairs: choice of a batch's pairs for the curvature; see `lam.pairs.Mining`.
         triplet_margin: margin of the miner's triplets; by default `lam.fit` uses the loss's margin.
 
     Raises:
@@ -62,11 +60,11 @@ class Relation:
 
     @property
     def in_batches(self) -> bool:
-        """Whether a curvature is a sum over batches, so that single batches can be added or removed."""
+        """Whether pairs lie within batches. A curvature is then a sum over batches, which can be added or removed."""
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:
-        """Pairs of a batch, from integer labels (N,) ≥ 0 or positions (N, X), with angles or without."""
+        """Pairs of a batch, from integer labels (N,) ≥ 0 or positions (N, X), with or without a column of angles."""
         if self.positive_within is None:
             pairs = Pairs.by_label(targets)
             check_not_missing(targets)
@@ -74,11 +72,11 @@ class Relation:
         return Pairs.by_distance(**self._by_distance(targets))
 
     def neighbours(self, targets: Tensor) -> Neighbours:
-        """Near pairs of a data set of places, from positions (N, X), with angles or without."""
+        """Near pairs of a data set of places; targets as in `pairs`."""
         return Neighbours.by_distance(**self._by_distance(targets))
 
     def positions(self, targets: Tensor) -> Tensor:
-        """Positions (N, X) of places: the targets without the angle, if any."""
+        """Positions (N, X) of places: the targets without the column of angles."""
         return targets if self.angle_within is None else targets[..., :-1]
 
     def _by_distance(self, targets: Tensor) -> dict[str, Any]:

@@ -14,11 +14,11 @@ _BLOCK_ELEMENTS = 1 << 22
 
 
 class Relevance(ABC):
-    """The matches between queries and a gallery, among N items.
+    """The matches between queries and a gallery, both taken from N items.
 
     Attributes:
         queries: (Q,) indices of the queries.
-        gallery: (G,) indices of the gallery's items; None if each query's gallery is all other items.
+        gallery: (G,) indices of the gallery's items; None if every item is a query, with all other items as gallery.
 
     Args:
         n_items: number of items N.
@@ -50,20 +50,20 @@ class Relevance(ABC):
         return self.queries if self.gallery is None else self.gallery
 
     def of_hits(self, hits: Int[Tensor, "Q K"]) -> Bool[Tensor, "Q K"]:
-        """Whether hits, indices into the gallery, match their query."""
+        """Whether each hit, an index into the gallery, matches its query."""
         hits = hits.cpu()
         return self._match(self.queries[:, None].expand_as(hits), self.candidates[hits])
 
     def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"] | None:
-        """Labels of hits, indices into the gallery; None for places."""
+        """Labels of the hits, as in `of_hits`; None for places."""
         return None
 
     def same_answer(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
-        """Whether two hits match each other, and so are the same answer."""
+        """Whether two hits match each other, and so give the same answer."""
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Whether the gallery's items match the queries in these rows of `queries`; an item matches itself."""
+        """Whether each gallery item matches the queries at places `rows` of `queries`; an item matches itself."""
         shape = len(rows), len(self.candidates)
         return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
 
@@ -79,7 +79,7 @@ class Relevance(ABC):
 
 
 class LabelRelevance(Relevance):
-    """Items of one label match.
+    """Items with the same label match.
 
     Args:
         labels: (N,) integers.
@@ -112,7 +112,7 @@ class LabelRelevance(Relevance):
 
 
 class PlaceRelevance(Relevance):
-    """Places within a distance of each other match, for any compass angles.
+    """Places match if they are near each other; compass angles have no effect.
 
     Args:
         positions: (N, X) in metres.
@@ -143,7 +143,7 @@ def relevance_of(
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
 ) -> Relevance:
-    """Relevance by label, or, for a relation of places, by position.
+    """Relevance by label; for a relation of places, by position.
 
     Args:
         relation: definition of matching items.

@@ -1,4 +1,4 @@
-"""Gaussian posteriors over weights, which turn features into embeddings; each structure has its own file."""
+"""Gaussian posteriors over weights; each structure of the covariance has its own file."""
 
 from lam.posteriors.base import Posterior
 from lam.posteriors.diagonal import DiagonalPosterior
@@ -14,10 +14,10 @@ POSTERIORS: dict[str, type[Posterior]] = {
     "full": FullPosterior,
     "low_rank": LowRankPosterior,
 }
-"""Posteriors by the name of their structure, in files and as the option `structure`."""
+"""Posteriors over the last layer, by the name of their structure."""
 
 LAYERS_POSTERIORS: dict[str, type[LayersPosterior]] = {"diag": LayersPosterior, "kron": LayersKronPosterior}
-"""Posteriors over several layers of a network, by the same names."""
+"""Posteriors over several layers, by the name of their structure."""
 
 __all__ = [
     "LAYERS_POSTERIORS",

@@ -27,20 +27,20 @@ MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
 Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
-"""Maps features (N, P) to outputs (N, D), samples of the outputs (S, N, D) or only the `MeanResultant` of the samples,
-and total variances of the outputs (N,)."""
+"""Maps features (N, P) to outputs (N, D), samples (S, N, D) of the outputs or their `MeanResultant`, and total
+variances (N,) of the outputs."""
 
 Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
 """Weights and biases of S layers."""
 
 Noise = Iterable[Tensor]
-"""Standard normal tensors (S, ...) for S sampled networks. It can be iterated over more than once."""
+"""Standard normal tensors (S, ...) for S sampled networks; may be iterated over more than once."""
 
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""Greatest number of sample coordinates, float64, in memory at once."""
+"""Greatest number of float64 coordinates of samples in memory at once."""
 
 Same = TypeVar("Same", bound="Posterior")  # the type checks of test runs reject typing.Self
 
@@ -49,19 +49,19 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 
 @dataclass(frozen=True)
 class Posterior(ABC):
-    """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer; Σ⁻¹ = s h + α, with h ≥ 0 after clipping.
+    """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with precision Σ⁻¹ = s relu(h) + α.
 
-    A subclass has a structure of `lam.hessians.structures` as its `curvature`, and implements the abstract methods.
-    Methods take the inputs of the layer as `features`; in `lam.posteriors.layers`, the inputs of the network.
+    Each subclass has its own structure of `lam.hessians.structures` as `curvature`. `features` are the inputs of the
+    layer; in `lam.posteriors.layers`, they are the inputs of the network.
 
     Attributes:
-        weight: (D, P) the trained weight, the mean.
+        weight: (D, P) the trained weight; with the bias, the mean θ*.
         bias: (D,) the trained bias, or None.
         curvature: curvature h of the loss over the data.
         n_items: number of items in the curvature.
-        prior_precision: α > 0; None means `prior_ratio` times the mean eigenvalue of s h. With None, s sets
-            only the width of the posterior, not its shape; see `alpha`.
-        likelihood_scale: s > 0; None chooses s by the number of items and the kind of curvature, see `scale`.
+        prior_precision: α > 0. None means `prior_ratio` times the mean eigenvalue of s h; s then changes only the width
+            of the posterior, not its shape.
+        likelihood_scale: s > 0; None chooses the default, see `scale`.
         seed: seed of the noise that all predictions share.
         prior_ratio: see `prior_precision`.
     """
@@ -82,14 +82,14 @@ class Posterior(ABC):
         check_settings(self.prior_precision, self.likelihood_scale, prior_ratio=self.prior_ratio, seed=self.seed)
         check_at_least("n_items", self.n_items, 1)
         self.curvature.check_finite()
-        object.__setattr__(self, "seed", operator.index(self.seed))  # torch takes no integer of NumPy
+        object.__setattr__(self, "seed", operator.index(self.seed))  # torch rejects NumPy integers
 
     @cached_property
     def scale(self) -> float:
-        """The likelihood scale s in use: `likelihood_scale`, or its default.
+        """The likelihood scale s in use: `likelihood_scale`, or by default N² for an average over pairs, and else 1.
 
-        If `prior_precision` is also None, s is large enough for an α of at least 1 over the mean square of the weights.
-        Otherwise, for a loss of little curvature, the prior would be wider than the weights.
+        Without `prior_precision`, the default s is raised until α is at least 1 / mean square of the weights. With
+        little curvature, the prior would otherwise be wider than the weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale
@@ -100,7 +100,7 @@ class Posterior(ABC):
 
     @cached_property
     def alpha(self) -> float:
-        """The prior precision α in use; its default without positive curvature is 1 over the mean square of θ*."""
+        """The prior precision α in use. Without positive curvature, the default is 1 / mean square of the weights."""
         if self.prior_precision is not None:
             return self.prior_precision
         level = self.curvature.level
@@ -120,35 +120,35 @@ class Posterior(ABC):
         return self.layers_from(self.noise(n_samples, generator=generator))
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise for random last layers; it does not depend on the likelihood scale or the prior precision.
+        """Noise for random last layers, the same for every likelihood scale and prior precision.
 
         Args:
             n_samples: S ≥ 1.
-            generator: by default one with the posterior's seed, the same on every device.
+            generator: by default a generator on the CPU with the posterior's seed.
         """
         return list(self._normal(n_samples, [self.theta.shape], generator, self.weight.dtype))
 
     @abstractmethod
     def layers_from(self, noise: Noise) -> Sampled:
-        """Random last layers from `noise`, which stays unchanged."""
+        """Random last layers from `noise`."""
 
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """The function from features (N, P) to the covariances of their outputs."""
+        """A function from features (N, P) to the covariances of their outputs."""
 
     @abstractmethod
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
-        """Float64 variance of Σ_k g_kᵀ θ φ_k under the posterior, for slopes g_k and layer inputs φ_k."""
+        """Variance of Σ_k g_kᵀ θ φ_k under the posterior, for `slopes` g_k and layer inputs φ_k, float64."""
 
     @abstractmethod
     def log_det_precision(self, prior_precision: float) -> float:
-        """log det(s h + α) for any α."""
+        """log det(s relu(h) + α) for this α."""
 
     @abstractmethod
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the predictive variance of N items that lies in directions of negative h.
+        """Share of the predictive variance of N items that comes from directions of negative h.
 
-        There h is clipped to zero, so the variance is the variance of the prior.
+        In these directions only the prior bounds the variance, because h is clipped to zero.
         """
 
     @property
@@ -162,10 +162,9 @@ class Posterior(ABC):
         return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
 
     def log_marginal_likelihood(self, prior_precision: float) -> float:
-        """Log evidence of the Laplace approximation as a function of α at the posterior's s, up to a constant.
+        """Log evidence of the Laplace approximation as a function of α, up to a constant that depends on s.
 
-        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖² for n weights. The loss at θ* does not depend on α. To compare
-        values of s, the normalisers of the loss's von Mises-Fisher terms would be needed, too.
+        The result is −½ log det(s relu(h) + α) + ½ n log α − ½ α ‖θ*‖² for n weights.
 
         Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
         """
@@ -180,14 +179,14 @@ class Posterior(ABC):
     def predictor(
         self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """A function from features, and optionally the network's output, to embeddings. Noise is drawn only once.
+        """A function from features, and optionally the network's output, to embeddings; all calls use the same noise.
 
-        The marginal distribution of an output is f | φ ~ N(Wφ + b, C), with C from `output_spread`. `marginal` draws S
-        outputs of each item from this distribution, with the same noise for all items; samples of two items do not come
-        from one layer. `network` draws S whole layers, and sample s of every item comes from layer s.
+        The output of an item with features φ is distributed as N(Wφ + b, C), with C from `output_spread`. `marginal`
+        draws S outputs of each item from this distribution. `network` draws S layers; sample s of every item comes from
+        layer s.
 
-        If the function gets the network's output, the embeddings have exactly the direction of this output. Otherwise
-        the function computes the output again, and the direction may differ in the last bit.
+        If the function gets the network's output, the embeddings have exactly its direction. Otherwise the function
+        computes the output again, and the direction may differ in the last bit.
 
         Args:
             n_samples: S ≥ 2.
@@ -197,8 +196,8 @@ class Posterior(ABC):
             return_samples: whether the embeddings include the (S, N, D) samples.
 
         Returns:
-            A function that returns the direction, κ and the variance before normalisation. κ follows from the unbiased
-            mean resultant length (Sra 2012). Features of wrong width or not finite raise a `ValueError`.
+            A function that returns `Embeddings`, with κ from the unbiased mean resultant length (Sra 2012). The
+            function raises a `ValueError` for features of wrong width or not finite.
 
         Raises:
             ValueError: for fewer than 2 samples, or an unknown mode or mean.
@@ -214,7 +213,7 @@ class Posterior(ABC):
     def unchecked_predictor(
         self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """Like `predictor`, but the function neither checks features nor splits batches, so it can be exported."""
+        """Like `predictor`, for export: the function neither checks features nor splits batches."""
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
@@ -236,7 +235,7 @@ class Posterior(ABC):
         return self.joint_predictor(self.noise(n_samples))(features)
 
     def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
-        """A function from features to `sampled_embeddings`, by the networks that follow from `noise`."""
+        """A function from features to `sampled_embeddings` of the networks that `noise` determines."""
         draw = self._network_outputs(noise)
 
         @without_autocast()
@@ -251,8 +250,8 @@ class Posterior(ABC):
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         """Cosines of queries and hits, and the variances of these cosines, if the same weights embed query and hit.
 
-        The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights its variance is
-        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 if φ = ψ.
+        The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights, its variance is
+        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖.
 
         Args:
             queries: (N, P) features φ.
@@ -293,7 +292,7 @@ class Posterior(ABC):
         return replace(self, prior_precision=float(10.0**best.x))
 
     def with_prior_step(self: Same, rate: float) -> Same:
-        """The posterior after a step of size `rate` in log α up `log_marginal_likelihood`, like Adam's first step."""
+        """The posterior after a step of size `rate` in log α, in the direction of greater `log_marginal_likelihood`."""
         alpha, apart = self.alpha, 1e-4
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)
@@ -311,7 +310,7 @@ class Posterior(ABC):
         return tensors if self.bias is None else {**tensors, "bias": self.bias}
 
     def settings(self) -> dict[str, Any]:
-        """The fields that `tensors` leaves out, as JSON."""
+        """All fields that are no tensors, as JSON."""
         return {**{name: getattr(self, name) for name in _SETTINGS}, "curvature": self.curvature.settings()}
 
     @classmethod
@@ -330,7 +329,7 @@ class Posterior(ABC):
         return self._joined(other, operator.sub)
 
     def _joined(self: Same, other: Same, join: Callable[[Any, Any], Any]) -> Same:
-        """The posterior of the joined curvature; two different likelihood scales give way to the default."""
+        """The posterior of the joined curvature; if the likelihood scales differ, the default replaces them."""
         if not (torch.equal(self.weight, other.weight) and torch.equal(self.theta, other.theta)):
             raise ValueError("only posteriors of the same trained weights add up: these differ")
         one, another = ({name: getattr(term, name, None) for name in self._alike} for term in (self, other))
@@ -344,12 +343,12 @@ class Posterior(ABC):
         return replace(self, curvature=curvature, n_items=n_items, likelihood_scale=scale)
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
-        """Features, after a check, and outputs, in parts that are predicted one after the other."""
+        """Checked features and outputs, in parts that limit the memory of a prediction."""
         check_features(features, self.weight)
         rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
         if len(features) <= rows:
             return [(features, output)]
-        output = self.outputs(features) if output is None else output  # one matmul: in parts it would round otherwise
+        output = self.outputs(features) if output is None else output  # products of parts would round differently
         return zip(features.split(rows), output.split(rows), strict=True)
 
     def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
@@ -369,7 +368,7 @@ class Posterior(ABC):
         return next(self._normal(n_samples, [(1, len(self.weight))], None, torch.float64))
 
     def _network_outputs(self, noise: Noise) -> Callable[[Tensor], Tensor]:
-        """The function from features to the outputs (S, N, D) of the layers that follow from `noise`."""
+        """A function from features to the outputs (S, N, D) of the layers that `noise` determines."""
         weights, biases = self.layers_from(noise)
 
         def outputs(features: Tensor) -> Tensor:
@@ -390,7 +389,7 @@ class Posterior(ABC):
     def _normal(
         self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype
     ) -> Iterator[Tensor]:
-        """Standard normal tensors (S, *shape) for the shapes in order; by default from the posterior's seed."""
+        """Standard normal tensors (S, *shape), one for each shape; by default from the posterior's seed."""
         check_at_least("n_samples", n_samples, 1)
         if generator is None:
             generator = torch.Generator().manual_seed(self.seed)  # on the CPU: every device sees the same noise

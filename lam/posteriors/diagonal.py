@@ -1,4 +1,4 @@
-"""`DiagonalPosterior`: a Gaussian over the weights of the last layer whose covariance is diagonal."""
+"""`DiagonalPosterior`: a Gaussian with diagonal covariance over the weights of the last layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class DiagonalPosterior(Posterior):
         return weights, None if self.bias is None else torch.addcmul(self.bias, *rest, bias.sqrt())  # pyright: ignore
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """Variances Σ_j φ_j² σ²_ij + σ²_bi along the coordinates."""
+        """Variances Σ_j φ_j² σ²_ij + σ²_bi of each output i, for variances σ² of weight and bias."""
         weight, bias = self.variance
         return lambda features: AxisSpread(F.linear(features.square(), weight, bias))
 

@@ -1,4 +1,4 @@
-"""`FullPosterior`: a Gaussian over the last layer whose covariance is a full matrix."""
+"""`FullPosterior`: a Gaussian with a full covariance matrix over the weights of the last layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from lam.posteriors.spread import FullSpread, Spread, share_of
 
 @dataclass(frozen=True)
 class FullPosterior(Posterior):
-    """q(θ) = N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), λ and V the eigenvalues and eigenvectors of h; see `Posterior`.
+    """q(θ) = N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), with eigenvalues λ and eigenvectors V of h; see `Posterior`.
 
-    Computations are in float64, because every output sums variances of very different sizes.
+    Computations are in float64, because an output sums variances of very different sizes.
     """
 
     structure = Full
@@ -59,6 +59,6 @@ class FullPosterior(Posterior):
 
     @cached_property
     def _root(self) -> Float[Tensor, "DF DF"]:
-        """V diag(1/√precision), a root R of the covariance R Rᵀ."""
+        """R = V diag(1/√(s·relu(λ) + α)), so that the covariance is R Rᵀ."""
         values, vectors = self.curvature.eigenbasis
         return vectors * (self.scale * values.relu() + self.alpha).rsqrt()

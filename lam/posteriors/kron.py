@@ -1,4 +1,4 @@
-"""`KronPosterior`, `EkfacPosterior`: Gaussians over the last layer in the eigenvectors of Kronecker factors."""
+"""`KronPosterior`, `EkfacPosterior`: Gaussians with independent weights along eigenvectors of Kronecker factors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from lam.utils.autocast import without_autocast
 class EkfacPosterior(Posterior):
     """q(θ) = N(θ*, Q diag(1/(s·relu(λ) + α)) Qᵀ) with Q = U_B ⊗ U_A and λ the diagonal of Qᵀ h Q; see `Posterior`.
 
-    U_B and U_A are the eigenvectors of the two Kronecker factors, one for the outputs and one for the inputs.
+    U_B and U_A hold the eigenvectors of the Kronecker factors of the outputs and of the inputs.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
     """
@@ -41,10 +41,7 @@ class EkfacPosterior(Posterior):
 
     @without_autocast()
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """U_Bᵀ ε U_A, with ε from `Posterior.noise`.
-
-        Samples then do not depend on the signs of eigenvectors, which rounding may flip.
-        """
+        """U_Bᵀ ε U_A, with ε from `Posterior.noise`: a flipped sign of an eigenvector does not change the samples."""
         (noise,), (U_B, U_A) = super().noise(n_samples, generator=generator), self.basis
         return [U_B.T @ noise @ U_A]
 
@@ -60,7 +57,7 @@ class EkfacPosterior(Posterior):
         return lambda features: AxisSpread((self._inputs(features) @ U_A).square() @ variance.T, U_B)
 
     def _network_outputs(self, noise: Noise) -> Callable[[Tensor], Tensor]:
-        """Wφ + b + U_B (√variance ∘ U_Bᵀ ε U_A) (U_Aᵀφ): this order avoids the costly product of S layers with U_A."""
+        """Wφ + b + U_B (√variance ∘ U_Bᵀ ε U_A) (U_Aᵀφ); this order avoids products of all S layers with U_A."""
         (noise,), (U_B, U_A) = noise, self.basis
         deviations = noise * self.variance.sqrt()
 
@@ -86,15 +83,13 @@ class EkfacPosterior(Posterior):
 class KronPosterior(EkfacPosterior):
     """`EkfacPosterior` with λ_ij = b_i a_j, the products of the eigenvalues of the factors h and A of a `Kron`.
 
-    α is added to these products, not to the factors, so the prior is exact.
-
     Source: Ritter, Botev and Barber (2018), with the prior of Daxberger et al. (2021), laplace-torch.
     """
 
     structure = Kron
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weight, bias and curvature; also eigenvalues and eigenvectors of A, which take seconds to compute."""
+        """Weight, bias and curvature, by name; also eigenvalues and eigenvectors of A, which are slow to compute."""
         return {**super().tensors(), "input_values": self.curvature.input_eigen[0], "input_vectors": self.basis[1]}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`LayersPosterior`: a Gaussian over the weights of several layers, which turns a network's inputs into embeddings."""
+"""`LayersPosterior`: a Gaussian over the weights of several layers of a network."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
 
 Predictive = Literal["linearised", "sampled"]
-"""`linearised` for outputs f + J δ, with a distribution in closed form; `sampled` for outputs of sampled networks."""
+"""`linearised` for outputs of the network linearised in its weights; `sampled` for outputs of sampled networks."""
 
 Same = TypeVar("Same", bound="LayersPosterior")
 
@@ -37,7 +37,7 @@ class LayersAccumulator(Accumulator):
     """Sums up the curvature in the weights of several layers, from the inputs of a network.
 
     Attributes:
-        network: the network, which is not changed.
+        network: the network.
         head: path of the layer that computes the network's outputs.
         layers: paths of the layers.
     """
@@ -48,7 +48,7 @@ class LayersAccumulator(Accumulator):
 
     @without_autocast()
     def add(self, total: Any, inputs: Any, targets: Any, offset: int) -> Any:
-        """As `Accumulator.add`; a `ValueError` is also raised for outputs that are not finite or have length zero."""
+        """As `Accumulator.add`; outputs that are not finite or have length zero also raise a `ValueError`."""
         curvature, where = self.empty.curvature, (self.network, self.head, self.layers)
         f = head_output(self.network, self.head, inputs)
         f = f.to(torch.promote_types(f.dtype, torch.float32))
@@ -65,7 +65,7 @@ class LayersAccumulator(Accumulator):
 
 @dataclass(frozen=True)
 class _Redrawn:
-    """Noise that each iteration draws again, layer by layer, because noise and samples may not both fit in memory."""
+    """Noise that is drawn anew, layer by layer, in each iteration, to save memory."""
 
     draw: Callable[[], Iterator[Tensor]]
 
@@ -77,8 +77,8 @@ class _Redrawn:
 class LayersPosterior(Posterior):
     """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
 
-    `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes. Their covariance is J Σ Jᵀ, with J
-    the Jacobian of the outputs. `sampled` runs S networks with sampled weights.
+    `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes, with the Jacobian J of the outputs
+    f in the weights θ. The outputs have covariance J Σ Jᵀ. `sampled` runs S networks with sampled weights.
 
     Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
 
@@ -104,7 +104,7 @@ class LayersPosterior(Posterior):
 
     @property
     def theta(self) -> Float[Tensor, " n"]:
-        """The weights of all layers, flat."""
+        """The weights of all layers in one vector."""
         return torch.cat([flat_weights(*layer) for layer in self._modules.values()])
 
     @cached_property
@@ -120,7 +120,7 @@ class LayersPosterior(Posterior):
 
     @without_autocast()
     def layers_from(self, noise: Noise) -> Any:
-        """Random parameters of all layers by name, S of each."""
+        """S random values of each parameter of the layers, by name."""
         sampled = {}
         deviations, bases = self._deviations(noise), self.curvature.bases
         for (path, layer), basis, deviation in zip(self._modules.items(), bases, deviations, strict=True):
@@ -132,7 +132,7 @@ class LayersPosterior(Posterior):
         return sampled
 
     def output_spread(self) -> Callable[[Any], FullSpread]:
-        """The function from inputs to the linearised covariances J Σ Jᵀ of their outputs."""
+        """A function from inputs to the linearised covariances J Σ Jᵀ of their outputs."""
 
         @without_autocast()
         def spread(inputs: Any) -> FullSpread:
@@ -205,7 +205,7 @@ class LayersPosterior(Posterior):
         return [self.scale * spectrum.double().relu() + prior_precision for spectrum in self.curvature.spectra]
 
     def _deviations(self, noise: Noise) -> Iterator[Float[Tensor, "S n"]]:
-        """Deviations of each layer's weights, along its basis, layer by layer."""
+        """Deviations from θ* of each layer's weights, in the layer's basis."""
         return (of * v.sqrt() for of, v in zip(noise, self.variances, strict=True))
 
     def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
@@ -213,7 +213,7 @@ class LayersPosterior(Posterior):
         return self._draw(noise, self._output_noise(n_samples), keep=keep)
 
     def _draw(self, noise: Noise | None, output_noise: Float[Tensor, "S 1 D"], *, keep: bool = True) -> Sampler:
-        """Samples by the networks that follow from `noise`; without `noise`, marginal samples from `output_noise`."""
+        """Samples from the networks that `noise` determines; without `noise`, marginal samples from `output_noise`."""
         if noise is not None and self.predictive == "sampled":
             return self._of_networks(self.layers_from(noise), output_noise)
         deviations = None if noise is None else list(self._deviations(noise))
@@ -242,7 +242,7 @@ class LayersPosterior(Posterior):
     def _linearised(
         self, inputs: Any, variances: list[Tensor], deviations: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D D"], Any]:
-        """f, J diag(v) Jᵀ, and J δ for each deviation δ."""
+        """Outputs f, covariances J diag(v) Jᵀ for `variances` v, and J δ for `deviations` δ."""
         covariance: Any = 0
         along: Any = 0
         with evaluating(self.network):
@@ -262,6 +262,6 @@ class LayersPosterior(Posterior):
 
 @dataclass(frozen=True)
 class LayersKronPosterior(LayersPosterior):
-    """`LayersPosterior` in the eigenvectors of two Kronecker factors of each layer's curvature."""
+    """`LayersPosterior` in the eigenvectors of the two Kronecker factors of each layer's curvature."""
 
     structure: ClassVar[Any] = LayersKron

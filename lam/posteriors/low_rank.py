@@ -1,4 +1,4 @@
-"""`LowRankPosterior`: Kronecker factors over a wide last layer, the input factor of low rank plus a diagonal."""
+"""`LowRankPosterior`: Kronecker factors for a wide last layer, with an input factor of low rank plus a diagonal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ from lam.posteriors.spread import AxisSpread, Spread, share_of
 class LowRankPosterior(Posterior):
     """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; L and δ are `factor` and `rest` of `lam.hessians.LowRank`.
 
-    Along eigenvector i of h, with eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
-    d_i = s b_i δ + α. L has J columns, so Woodbury's identity needs only (J, J) matrices. With the eigenvectors Q and
+    Along eigenvector i of h, with b_i = relu(eigenvalue i), the precision over the F inputs is diag(d_i) + s b_i L Lᵀ
+    with d_i = s b_i δ + α. L has J columns, so Woodbury's identity needs only (J, J) matrices. With eigenvectors Q and
     eigenvalues σ of s b_i Lᵀ diag(1/d_i) L, the variance of the output along eigenvector i is
     Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Computations are in float64.
     """
@@ -31,7 +31,7 @@ class LowRankPosterior(Posterior):
         return 2 * self.theta.shape[1]
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise along the eigenvectors of h, so that their signs do not matter; see `EkfacPosterior.noise`."""
+        """Noise along the eigenvectors of h; see `EkfacPosterior.noise`."""
         (noise,) = self._normal(n_samples, [self.theta.shape], generator, torch.float64)
         return [self.curvature.output_eigen[1].T @ noise]
 
@@ -79,7 +79,7 @@ class LowRankPosterior(Posterior):
 
     @property
     def _scaled(self) -> Float[Tensor, " D"]:
-        """s·relu(b_i)."""
+        """s b_i."""
         return self.scale * self.curvature.output_eigen[0].relu()
 
     @property

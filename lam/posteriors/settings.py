@@ -5,7 +5,7 @@ from typing import Any
 from lam.utils.checks import check_at_least, check_positive
 
 LEAST_PRIOR = 1e-30
-"""Least prior precision α. With a smaller α, variances could overflow float32: up to 1/α times squares of features."""
+"""Least prior precision α. With a smaller α, variances (up to 1/α times squared features) could overflow float32."""
 
 PRIOR_RATIO = 1e-4
 """Default `prior_ratio`, α over the mean eigenvalue of s h; `benchmarks/real.py posteriors` compares values."""

@@ -1,4 +1,4 @@
-"""`Spread`: Gaussian covariances of the outputs of N items under a posterior, around the trained layer's outputs."""
+"""`Spread`: covariances of the outputs of N items under a posterior."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -11,8 +11,8 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, projected_resultant
 
 LEAST_VARIANCE = 1e-20
-"""Least variance of samples, in units of the output's squared length; variances of posteriors are far larger. For an
-output of length zero, the unit is 1, so that samples have random directions."""
+"""Least variance of samples, in units of the output's squared length (1 for an output of length zero). It keeps samples
+from being zero; variances of posteriors are far larger."""
 
 
 class Spread(ABC):
@@ -35,12 +35,12 @@ class Spread(ABC):
 
     @abstractmethod
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """Turn standard normal noise into deviations of each output, with a variance ≥ `least` in every direction."""
+        """Deviations of each output from standard normal noise, with a variance ≥ `least` in every direction."""
 
     def samples(
         self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
     ) -> Float[Tensor, "S N D"] | MeanResultant:
-        """Samples of the outputs, float64. Without `keep`, a subclass may return only the samples' `MeanResultant`."""
+        """Samples of the outputs, float64; without `keep`, a subclass may return their `MeanResultant` instead."""
         return center.double() + self.deviations(noise, least)
 
 
@@ -69,7 +69,7 @@ class AxisSpread(Spread):
         deviation = torch.maximum(self.variances.double(), least).sqrt()
         if self.axes is None:
             return deviation * noise
-        axes = self.axes.double()  # turning the noise makes the root symmetric, whatever the signs of the axes
+        axes = self.axes.double()  # rotated noise makes samples independent of the axes' signs
         return deviation * (noise @ axes) @ axes.T
 
     def samples(
@@ -77,7 +77,7 @@ class AxisSpread(Spread):
     ) -> Float[Tensor, "S N D"] | MeanResultant:
         if keep:
             return super().samples(center, noise, least, keep=keep)
-        # In these axes the noise of an item is diagonal, so its resultant takes matmuls and no (S, N, D) samples.
+        # In these axes covariances are diagonal, so `projected_resultant` needs no (S, N, D) samples.
         axes = None if self.axes is None else self.axes.double()
         center = center.double() if axes is None else center.double() @ axes
         noise = noise[:, 0] if axes is None else noise[:, 0] @ axes
@@ -117,12 +117,12 @@ def sum_along(
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
-    """Share of the chosen contributions in the sum of all, 0 if all are 0; contributions must be at least 0."""
+    """Share of the chosen contributions in the sum of all contributions ≥ 0; 0 if all are 0."""
     least = torch.finfo(contributions.dtype).tiny
     return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
 
 
 def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-    """`LEAST_VARIANCE` for each output, too small to matter unless the output has length zero and no direction."""
+    """`LEAST_VARIANCE` times each output's squared length; `LEAST_VARIANCE` for an output of length zero."""
     square = f.double().square().sum(1, keepdim=True)
     return LEAST_VARIANCE * square.where(square > 0, 1)

@@ -1,6 +1,6 @@
-"""Retrieval on tensors: index and exact ranking, decisions at stated error rates, metrics of rankings and of certainty.
+"""Retrieval on tensors: search, decisions at promised error rates, and metrics of rankings and of uncertainty.
 
-Nothing here depends on networks, data sets or configuration. Plots are in `lam.retrieval.metrics.plots`.
+This package depends neither on networks nor on data sets. Plots are in `lam.retrieval.metrics.plots`.
 """
 
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate

@@ -1,3 +1,3 @@
-"""Choices on held-out data: the likelihood scale, the ambiguity of items, and the OOD score."""
+"""Quantities chosen or learnt on held-out data: likelihood scale, ambiguity of items, OOD score."""
 
 __all__: list[str] = []

@@ -1,11 +1,11 @@
 """`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that the item's kind is known.
 
-κ_e, from the posterior, says how well the data determine the weights for an item. κ_a says how closely the matches of
-an item lie around it; known items nearby, or a trained head, determine κ_a. One κ combines κ_e, κ_a and p_known by a
-model. With probability q, the true direction lies around the retrieved one with κ_e, and a match around the true one
-with κ_a; else the match is uniform on the sphere. A_D maps the concentration of a von Mises-Fisher distribution to its
-mean resultant length. These lengths multiply, so R = q A_D(κ_a) A_D(κ_e), and κ = A_D⁻¹(R). q is p_known at prior odds
-of 100 to 1 instead of 1 to 1, q/(1 − q) = 100 p_known/(1 − p_known), so q lowers κ only far from all known items.
+The posterior gives κ_e: how well the data determine an embedding. Known items nearby, or a trained head, give κ_a: how
+closely an item's matches lie around the item. A model combines κ_e, κ_a and p_known in one κ. With probability q, the
+true direction is distributed around the embedding with κ_e, and a match around the true direction with κ_a. Otherwise,
+a match is uniform on the sphere. The mean resultant lengths A_D(κ) multiply: R = q A_D(κ_a) A_D(κ_e), and
+κ = A_D⁻¹(R). q is p_known with prior odds of 100 to 1 instead of 1 to 1: q/(1 − q) = 100 p_known/(1 − p_known).
+Therefore q lowers κ only far from all known items.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 FOLDS = 5
 LEAST_ITEMS = 20
-"""Least number of items with a match that learning needs."""
+"""Least number of items with a match; `learn` needs them."""
 
 Doubt = Literal["", "I have not seen such a thing", "this could be several things"]
 UNSEEN: Doubt = "I have not seen such a thing"
@@ -40,7 +40,7 @@ SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
 ODDS = 100.0
-"""Prior odds that an item is known, as p_known enters κ; p_known itself has even odds."""
+"""Prior odds that an item is known, in the combined κ; p_known itself has even odds."""
 
 SHARPNESS = tuple(2.0**exponent for exponent in range(1, 10))
 """Candidates for s in the neighbour weights exp(s cos)."""
@@ -53,8 +53,8 @@ _BLOCK, _BLOCK_ELEMENTS = 512, 1 << 24
 class NeighbourConcentration(TensorRecord):
     """κ_a of a direction n from known directions n_j: A_D⁻¹(a + b Σ_j w_j n·n_j) with weights w_j ∝ exp(s n·n_j).
 
-    The weighted mean cosine Σ_j w_j n·n_j is small between two classes, and far from all known items. a and b map it to
-    the mean cosine between an item and its matches.
+    The weighted mean cosine Σ_j w_j n·n_j is small between two classes, and far from all known items. a and b turn this
+    cosine into an estimate of the mean cosine between an item and its matches.
 
     Source: Nadaraya (1964) and Watson (1964) for the mean over neighbours.
 
@@ -70,7 +70,7 @@ class NeighbourConcentration(TensorRecord):
     slope: Float[Tensor, ""]
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-        """κ_a from directions, float64, within `KAPPA_RANGE`; features have no effect."""
+        """κ_a from the directions `mean`, float64, within `KAPPA_RANGE`."""
         if not torch.compiler.is_exporting() and len(mean) > _BLOCK:  # blocks limit the memory of cosines
             parts = zip(features.split(_BLOCK), mean.split(_BLOCK), strict=True)
             return torch.cat([self(*part) for part in parts])
@@ -95,7 +95,7 @@ class TrainedHead(TensorRecord):
     form: Int[Tensor, ""]
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-        """κ_a from features, float64, within `KAPPA_RANGE`; directions have no effect."""
+        """κ_a from the features, float64, within `KAPPA_RANGE`."""
         hidden = (features.to(self.hidden_weight) @ self.hidden_weight.T + self.hidden_bias).relu()
         raw = hidden @ self.output_weight + self.output_bias
         by_form = torch.stack([kappa_of(raw, form) for form in FORMS])
@@ -125,8 +125,8 @@ class Ambiguity:
     Attributes:
         head: computes κ_a.
         typicality: computes p_known.
-        ambiguous_below: () least κ_a of an unambiguous item: the 0.1 quantile of κ_a over held-out items, or 0 if first
-            hits are not wrong more often below that quantile.
+        ambiguous_below: () an item with a lower κ_a is ambiguous: the 0.1 quantile of κ_a over held-out items, or 0 if
+            first hits of items below this quantile are not significantly more often wrong.
     """
 
     head: NeighbourConcentration | TrainedHead
@@ -135,7 +135,7 @@ class Ambiguity:
 
     @without_autocast()
     def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with a κ combined from κ_e, κ_a and p_known; κ_e, the old κ, becomes `kappa_epistemic`."""
+        """The embeddings with the combined κ and its three parts; their κ so far becomes `kappa_epistemic`."""
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
         aleatoric = self.head(features, embeddings.mean)
@@ -143,7 +143,7 @@ class Ambiguity:
         cosine, distance = bessel_ratio(dimension, aleatoric), bessel_ratio_complement(dimension, aleatoric)
         known_at_odds = ODDS * known / (1 + (ODDS - 1) * known)
         resultant = known_at_odds * cosine * bessel_ratio(dimension, epistemic)
-        # 1 − R from complements, as subtraction would lose the digits of a large κ
+        # 1 − R from complements, because subtraction would lose the digits of a large κ
         distance = distance + cosine * bessel_ratio_complement(dimension, epistemic)
         rest = (1 - known) / (1 + (ODDS - 1) * known) + known_at_odds * distance
         kappa = kappa_from_resultant(resultant, dimension, one_minus_resultant=rest, max_kappa=most).clamp(min=least)
@@ -194,7 +194,7 @@ def match_loss(
 ) -> Float[Tensor, "*B"]:
     """−mean of [log C_D(κ_a) + κ_a n·m] over pairs of an item with direction n and a match with direction m.
 
-    C_D normalises the von Mises-Fisher density, so this is minus the mean log density of matches, a proper score.
+    This is minus the mean log density of matches under von Mises-Fisher distributions, a proper scoring rule.
 
     Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches instead of
     class centres.
@@ -214,7 +214,7 @@ def match_loss(
 
 
 def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
-    """Mean cosine of each query to its matches, 0 without a match, and number of its matches; float64."""
+    """For each query, the mean cosine to its matches (0 without a match) and the number of matches, float64."""
     unit = F.normalize(mean.double())
     gallery = unit[relevance.candidates.to(unit.device)]
     cosines, counts = [], []
@@ -252,13 +252,12 @@ def learn(
 ) -> Ambiguity:
     """Learn κ_a and p_known from known items that the network was not trained on.
 
-    The fit of κ_a leaves each item out of its own neighbours. The thresholds of p_known are quantiles of held-out
-    scores: a model learnt on the other folds scores each item.
+    In the fit of κ_a, no item is its own neighbour. The thresholds of p_known are quantiles of cross-validated scores.
 
     Args:
-        features, mean: (N, P) features and (N, D) retrieved directions.
-        relevance: which items match; κ_a and p_known are fitted to the queries in it.
-        reference: features and directions of O further known items, which are neighbours, too.
+        features, mean: (N, P) features and (N, D) directions of the embeddings.
+        relevance: which items match. The fit of κ_a and p_known uses its queries.
+        reference: features and directions of O further known items, which can also be neighbours.
         kappa_head: a trained head that computes κ_a; by default κ_a is learnt from neighbours.
         seed: seed of the folds, the principal components and the bootstrap.
 
@@ -294,7 +293,7 @@ def learn(
         head = TrainedHead.of(kappa_head).to(features.device)
         kappa = head(features[queries], mean[queries])
     apart = torch.ones(len(features), dtype=torch.bool, device=features.device)
-    apart[queries] = False  # the others are known too: gallery items, and queries without a match
+    apart[queries] = False  # gallery items, and queries without a match, are known too
     known = torch.cat([features[apart], features[:0] if reference is None else reference[0].to(features)])
     typicalities, scores = learn_typicality(features[queries], folds, reference=known, seed=seed)
     unit = F.normalize(mean)
@@ -309,9 +308,10 @@ def learn(
 def _widest(
     typicalities: list[Typicality], scores: Tensor, resultant: Tensor, correct: Tensor, generator: torch.Generator
 ) -> int:
-    """Index of the widest p_known whose AUSC is within one standard error of the best, by a paired bootstrap.
+    """Index of the widest p_known with an AUSC within one standard error of the best, by a paired bootstrap.
 
-    A wide p_known drops under more kinds of corruption. A narrow one is near 1 for ordinary items, so κ_a orders them.
+    With large widths, p_known falls for more kinds of corruption. With small widths, p_known is near 1 for ordinary
+    items, so κ_a determines their order.
     """
     doubts = [-(p_known(scores, each.thresholds, each.widths) * resultant).cpu() for each in typicalities]
     correct = correct.cpu()
@@ -324,13 +324,13 @@ def _widest(
 
 
 def _concentration(cosine: Tensor, dimension: int) -> Tensor:
-    """κ of a mean cosine, within `KAPPA_RANGE`; a cosine below 0 counts as 0."""
+    """A_D⁻¹ of a mean cosine, within `KAPPA_RANGE`; a cosine below 0 counts as 0."""
     least, most = KAPPA_RANGE
     return kappa_from_resultant(cosine.clamp(0, _LARGEST_COSINE), dimension, max_kappa=most).clamp(min=least)
 
 
 def _neighbour_cosine(cosines: Float[Tensor, "N O"], sharpness: Tensor | float) -> Float[Tensor, " N"]:
-    """Mean cosine to known items with weights ∝ exp(s cos); an item of cosine −∞ has weight 0."""
+    """Mean cosine to known items with weights ∝ exp(s cos); a cosine of −∞ excludes an item."""
     weights = (sharpness * cosines).softmax(1)
     return (weights * cosines.clamp(min=-1)).sum(1)
 
@@ -340,7 +340,8 @@ def _learn_concentration(
 ) -> tuple[NeighbourConcentration, Tensor]:
     """The fitted function, and κ_a of each query from its neighbours, without the query itself.
 
-    For each sharpness, weighted least squares fit a and b ≥ 0 to the matches' mean cosines; least `match_loss` decides.
+    For each sharpness, weighted least squares fit a and b ≥ 0 to the mean cosines of matches. The sharpness with the
+    least `match_loss` is chosen.
     """
     known = mean if reference is None else torch.cat([mean, reference.to(mean)])
     found = torch.empty(len(SHARPNESS), len(queries), dtype=torch.float64, device=mean.device)
@@ -362,7 +363,7 @@ def _learn_concentration(
 
 
 def _ambiguous_below(kappa: Tensor, correct: Tensor) -> Tensor:
-    """The 0.1 quantile of κ_a, if first hits are wrong more often below it (hypergeometric test at 0.05), else 0."""
+    """`Ambiguity.ambiguous_below`, by a hypergeometric test at level 0.05."""
     from scipy.stats import hypergeom
 
     limit = kappa.quantile(_AMBIGUOUS)

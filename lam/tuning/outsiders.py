@@ -1,4 +1,4 @@
-"""Outsiders, made by altering images, and the score that best separates outsiders from the original images."""
+"""Altered images that stand for inputs unlike the training data, and the score that best recognises them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +26,12 @@ METRICS |= {
 
 
 def is_images(inputs: Any) -> bool:
-    """Whether a batch of inputs holds images."""
+    """Whether a batch of inputs holds images, (N, C, H, W) floats."""
     return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
 
 
 def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
-    """Altered images by kind: inverted, pixels in one random order for all images, and blurred to 7 × 7 patches."""
+    """Altered images by kind: inverted, pixels in one random order for all images, blurred to 7 × 7 patches."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     H, W = images.shape[2:]
     order = torch.randperm(H * W, generator=torch.Generator().manual_seed(seed)).to(images.device)
@@ -45,17 +45,17 @@ def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[s
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The OOD score that best recognises made outsiders: κ, or the variance before normalisation.
+    """The OOD score that best recognises altered images: κ, or the variance before normalisation.
 
     Attributes:
-        auroc: AUROC of outsiders against the original images, by score and then by kind of outsider.
+        auroc: AUROC of altered against original images, by score and then by kind of alteration.
     """
 
     auroc: dict[str, dict[str, float]]
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean AUROC of each score over the kinds of outsiders."""
+        """Mean AUROC of each score over the kinds of alteration."""
         return {score: sum(kinds.values()) / len(kinds) for score, kinds in self.auroc.items()}
 
     @property

@@ -20,16 +20,16 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
-"""κ says little if more than this share of the variance comes from clipped weights (weights of negative curvature)."""
+"""Tuning warns if clipped weights (weights of negative curvature) cause more than this share of the variance."""
 
 COSINE_LIMIT = 0.9
-"""Tuning warns if the mean cosine between the network's direction and the mean direction of the samples is lower."""
+"""Tuning warns if `Tuning.direction_cosine` is lower."""
 
 FLAT_DECADES = 3
-"""If scales this many powers of ten apart score alike, held-out data do not determine the posterior's width."""
+"""If this many powers of ten score within the error, held-out data do not determine the posterior's width."""
 
 NEAR_COSINE = 0.99
-"""In a tie, tuning prefers scales with at least this mean cosine of samples and network; easy queries cause ties."""
+"""If scales tie, tuning prefers a scale with at least this `direction_cosine`. Easy queries cause ties."""
 
 _DEPTH = 10
 
@@ -81,8 +81,8 @@ class ReplacedCurvature:
 
     Attributes:
         curvature: its name and settings.
-        clipped_share: the share of the predictive variance from clipped weights, at the scale chosen for it.
-        score: log score at that scale.
+        clipped_share: share of the predictive variance from clipped weights, at this curvature's best scale.
+        score: log score at the same scale.
     """
 
     curvature: dict[str, Any]
@@ -97,8 +97,8 @@ class Tuning:
     Attributes:
         likelihood_scale: the chosen scale s.
         trials: every tried s, in rising order.
-        direction_cosine: at that s, the mean cosine between the network's direction and the samples' mean direction.
-        clipped_share: at that s, the share of the predictive variance from clipped weights.
+        direction_cosine: mean cosine, at the chosen s, between the network's and the samples' mean direction.
+        clipped_share: share of the predictive variance from clipped weights, at the chosen s.
         n_queries: number of held-out queries.
         replaced: the posterior's earlier curvature, if it was replaced.
     """
@@ -123,13 +123,13 @@ class Tuning:
 
     @property
     def is_flat(self) -> bool:
-        """Whether held-out data leave the posterior's width undetermined."""
+        """Whether held-out data do not determine the posterior's width."""
         low, high = self.interval
         return math.log10(high / low) >= FLAT_DECADES or self.likelihood_scale == self.trials[-1].scale
 
     @property
     def remark(self) -> str | None:
-        """One line about a replaced curvature and an undetermined width; None without either."""
+        """One line on a replaced curvature and an undetermined width; None if neither applies."""
         remarks: list[str] = []
         if self.replaced is not None:
             share = f"{self.replaced.clipped_share:.0%}"
@@ -176,17 +176,17 @@ def calibrate_scale(
 ) -> Tuned:
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
-    The share of S sampled networks that agree with a first hit gives the probability that the hit is right. The log
-    score of this probability is proper; with few queries, the ECE can prefer an uninformative posterior. Curvature and
-    hits are the same for every s, so another s costs only sampling.
+    S sampled networks vote: the share that agrees with a first hit is the probability that the hit is right. The log
+    score of this probability is a proper scoring rule. The ECE is not: with few queries, it can prefer an uninformative
+    posterior. Curvature and hits are the same for every s, so each s costs only sampling.
 
-    The s with the best score is chosen; in a tie, the smallest s whose samples stay near the network's direction. With
-    a fixed `prior_precision`, the posterior's shape changes with s; then the largest s within one standard error of the
-    best score is chosen, because it changes the network least.
+    By default, the s with the best score is chosen; in a tie, the smallest s that keeps the samples near the network's
+    direction. With a fixed `prior_precision`, the posterior's shape depends on s. The largest s within one standard
+    error of the best score is then chosen, because its samples differ least from the network.
 
-    The search tries powers of ten. Then it halves the step, around the best s and around both ends of the range of s
-    within one standard error. All draws share their noise. An s at which κ of a held-out item reaches the upper end of
-    `KAPPA_RANGE` is excluded.
+    The search tries powers of ten. Then it halves the step around the best s, and around both ends of the range of s
+    within one standard error. All s share the same noise. The search excludes an s at which κ of a held-out item
+    reaches the upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 
@@ -194,7 +194,7 @@ def calibrate_scale(
         posterior: the posterior to tune.
         batches: inputs of the posterior, such as features, for N held-out items.
         relevance: which items match.
-        n_samples: number S of sampled networks; use the evaluation's, because the ECE depends on S.
+        n_samples: number S of sampled networks. The evaluation should use the same S, because the ECE depends on S.
         least: the smallest s tried.
         greatest: the largest s tried.
         refinements: number of times the step is halved.
@@ -225,11 +225,11 @@ def calibrate_scale(
 
 
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
-    """The best of other posteriors tuned on the same data, by log score; `replaced` then records the old curvature.
+    """The best of `others` by log score, if it may replace `old`; all are tuned on the same data.
 
-    A candidate is left out if most of its variance comes from clipped weights. `old` is returned if no candidate is
-    left, or if the best candidate scores worse than `old` by more than the standard error. Any candidate replaces an
-    `old` without positive curvature, which is the prior alone.
+    A candidate with most of its variance from clipped weights is excluded. If no candidate is left, or the best one
+    scores worse than `old` by more than the standard error, the result is `old`. If `old` has no positive curvature, it
+    is only the prior, and the best candidate always replaces it. `Tuning.replaced` records the old curvature.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
@@ -242,7 +242,7 @@ def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
 
 
 class _Tuner:
-    """Scores of likelihood scales by exponent log₁₀ s, each computed once."""
+    """Search for the exponent log₁₀ s of the likelihood scale; it evaluates each exponent once."""
 
     def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples
@@ -253,7 +253,7 @@ class _Tuner:
         self.evaluated: dict[float, tuple[Tensor, float]] = {}
 
     def search(self, low: float, high: float, refinements: int) -> list[float]:
-        """The exponents that the search evaluates; `calibrate_scale` describes the search."""
+        """All evaluated exponents, after the search that `calibrate_scale` describes."""
         steps = max(1, round(high - low))
         step = (high - low) / steps
         grid = [low + number * step for number in range(steps + 1)]
@@ -268,7 +268,7 @@ class _Tuner:
         for _ in range(refinements):
             step /= 2
             best = min((max(best - step, grid[0]), best, min(best + step, grid[-1])), key=self.score)
-        for side in (min, max):  # the largest s within the error is chosen, so the ends need to be exact
+        for side in (min, max):  # the largest s within the error may be chosen, so the ends must be precise
             for _ in range(refinements):
                 known = sorted(self.evaluated)
                 end = side(exponent for exponent in known if self.trial(exponent, best).within_error)
@@ -290,7 +290,7 @@ class _Tuner:
         return Trial(10.0**exponent, float(scores.mean()), ece, *_behind(scores, self.evaluated[best][0]))
 
     def direction_cosine(self, exponent: float) -> float:
-        """Mean cosine between the network's direction and the mean direction of the samples, over items."""
+        """`Tuning.direction_cosine` at this exponent."""
         predict = self._posterior(exponent).predictor(n_samples=self.n_samples, mean="sampled")
         sampled = torch.cat([predict(batch).mean for batch in self.batches])
         return float((self.own.double() * sampled.double()).sum(1).mean())
@@ -310,7 +310,7 @@ def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
 
 
 def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
-    """A warning with the main reason why κ is of little use, or None; `others`: whether other curvatures were tried."""
+    """A warning with the main reason why κ says little, or None; `others` says if other curvatures were tried, too."""
     if tuning.clipped_share > CLIPPED_LIMIT:
         clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
         if others:
@@ -334,7 +334,7 @@ def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> 
 
 
 def _without_negative(posterior: Posterior) -> str:
-    """Advice to use a form of a contrastive curvature that is never negative; empty for other curvatures."""
+    """Advice to use a non-negative form of a contrastive curvature; empty for other curvatures."""
     curvature = posterior.curvature.curvature
     if not isinstance(curvature, ContrastiveCurvature):
         return ""

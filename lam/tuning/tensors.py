@@ -1,4 +1,4 @@
-"""Records of tensors, which are moved between devices, saved and loaded as a whole."""
+"""`TensorRecord`, the base of records of tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ Record = TypeVar("Record", bound="TensorRecord")
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """A frozen record of tensors; a subclass names them."""
+    """A record of tensors, which moves between devices, and is saved and loaded, as a whole."""
 
     def to(self: Record, device: torch.device | str) -> Record:
         """The record with every tensor on a device."""

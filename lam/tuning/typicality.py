@@ -1,9 +1,9 @@
 """`Typicality`: the probability p_known that an input is of a known kind, from its features.
 
-p_known combines two scores, learnt from known items. The first is the distance to the nearest known features. The
-second is two-sided: how far the shape of the features (`shape_of`) is from its mean over known items. A single
-one-sided score would rate some corrupted inputs above known inputs: noise lengthens features, blur and low contrast
-shorten them, and some corruption moves features towards the training data.
+p_known combines two scores, learnt from known items. The first is the distance to the nearest known features. Some
+corruption moves features towards the training data, so the distance alone is not enough. The second score is the
+difference in either direction between the shape of the features (`shape_of`) and its mean over known items: noise
+lengthens features; blur and low contrast shorten them.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 from lam.tuning.tensors import TensorRecord
 
 COMPONENTS = 64
-"""Greatest number of principal components for distances; there is one for every ten items, and at least one."""
+"""Greatest number of principal components for distances."""
 
 QUANTILES = 0.98, 0.99
 """Quantiles of the two scores, distance and shape, over known items: the thresholds t_j of `Typicality`."""
@@ -44,7 +44,7 @@ class Components(TensorRecord):
     axes: Float[Tensor, "q P"]
 
     def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
-        """Coordinates of rows scaled to length one, and the squared length of their rest outside the components."""
+        """Coordinates of the normalised rows, and squared lengths of their rest, which is orthogonal to the axes."""
         centred = F.normalize(rows.to(self.axes)) - self.centre
         coordinates = centred @ self.axes.T
         return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
@@ -67,13 +67,13 @@ class Typicality(TensorRecord):
     """The probability that features are of a known kind.
 
     p = 1 / (1 + Σ_j u_j²) with u_j = softplus((s_j − t_j)/w_j) / log 2, for two scores s_j, thresholds t_j and widths
-    w_j. If one score is at its threshold and the other far below, p is ½. Far below the thresholds p is 1. Far above, p
-    falls as 1/s_j², so that very far items keep their order.
+    w_j. If one score is at its threshold and the other far below, p is ½. Far below both thresholds, p is 1. Far above
+    a threshold, p falls as 1/s_j², so that very far items keep their order.
 
     Attributes:
         centre, axes: `Components` of unit features.
         reference: (O, q) coordinates of known features.
-        rest: (O,) squared length of each known feature vector outside the components.
+        rest: (O,) squared length of the rest of each known feature vector; see `Components`.
         shape_mean: (3,) mean of `shape_of` over known items.
         shape_whitening: (3, 3) matrix that whitens deviations from `shape_mean`.
         thresholds: (2,) t_j of distance and shape.
@@ -120,17 +120,17 @@ def nearest_distance(
 ) -> Float[Tensor, " N"]:
     """log ½‖u − v‖² from each of N unit rows u to the nearest of O unit rows v, both as results of `Components`.
 
-    The parts outside the components count as orthogonal, which nearly holds in many dimensions.
+    The rests of u and v count as orthogonal to each other, which nearly holds in many dimensions.
     """
     (coordinates, rest), (others, other_rest) = items, reference
     nearest = (others.square().sum(1) + other_rest - 2 * coordinates @ others.T).argmin(1)
-    # differences lose no digits, unlike the expanded square above
+    # differences keep the digits that the expanded square above loses
     apart = (coordinates.double() - others[nearest].double()).square().sum(1)
     return ((apart + rest + other_rest[nearest]) / 2).clamp(min=_LEAST).log()
 
 
 def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
-    """Shape of features φ: log ‖φ‖; their evenness, log(‖φ‖₁/‖φ‖); and the share of features ≤ 0. float64.
+    """Shape of feature vectors φ, float64: log ‖φ‖, the evenness log(‖φ‖₁/‖φ‖), and the share of features ≤ 0.
 
     Example:
         >>> shape_of(torch.tensor([[3.0, 0.0, 4.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""The polar angle of a von Mises-Fisher distribution: draws, quantiles, and derivative by the concentration."""
+"""Polar angle of a von Mises-Fisher distribution, from the mean direction: draws, quantiles, derivative in kappa."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ _NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() f
 _REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle; beyond, the probability is below 1e-13, 1e-7
 _SETTLED = 1e-12  # greatest error of a quantile, in probability
 TINY = torch.finfo(torch.float64).tiny
-_TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw in one round: each round waits for the GPU
+_TRIES = {"cpu": 1, "cuda": 8}  # proposals for one draw in a round; the code waits for the GPU after each round
 _AT_ONCE = 1 << 25  # greatest number of coordinates of all proposals in one round
 
 
 def draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """One draw from each distribution, by rejection: polar angles (N,) and unit tangents (N, D).
 
-    A uniform point on the sphere gives the tangent and a cosine, which are independent. Ulrich's Moebius map turns the
-    cosine into a proposal w. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and z = (1 - cosine) / 2, the
-    map is 1 - w = 2 b z / (1 - (1 - b) z). The code computes 1 - w, which does not cancel.
+    A uniform point on the sphere has a cosine to `loc` and an independent tangent. Ulrich's Moebius map turns this
+    cosine into w, the proposal for the cosine of the polar angle. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 +
+    (D - 1)^2)) and z = (1 - cosine) / 2, the map is 1 - w = 2 b z / (1 - (1 - b) z).
     """
     n = loc.shape[-1] - 1
     b = n / (2 * kappa + torch.hypot(2 * kappa, kappa.new_tensor(n)))
@@ -70,9 +70,9 @@ def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
 def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -> Tensor:
     """Derivative da/dkappa of the polar angle a at a fixed value of its distribution function.
 
-    da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a). The integral over all angles is 0, so the
-    tail on a's side of the mode is enough. The error is 1e-13 of the largest derivative. Without `exact`, the error is
-    as large as float32 rounding, and the call takes a third of the time.
+    With density p and the ratio A_D of `bessel_ratio`, da/dkappa = -(integral from 0 to a of (cos(t) - A_D) p(t) dt)
+    / p(a). The integral over all angles is 0, so the code integrates the tail beyond a. The error is 1e-13 of the
+    largest derivative. Without `exact`, it is as large as float32 rounding, and the call takes a third of the time.
     """
     mode, width = _mode_and_width(dimension, kappa)
     angle = angle.clamp(min=1e-150)  # at the mean direction itself density and slope are 0
@@ -86,7 +86,7 @@ def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -
 
 
 def quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
-    """Polar angle below which the probability is `level`, by Newton's method, safeguarded by bisection."""
+    """The `level` quantile of the polar angle, by Newton's method, safeguarded by bisection."""
     mode, width = _mode_and_width(dimension, kappa)
     start, stop = (mode - _REACH * width).clamp(min=0), (mode + _REACH * width).clamp(max=math.pi)
 
@@ -110,6 +110,6 @@ def quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
 def _integrate(
     function: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, nodes: Sequence[Sequence[float]] = _NODES
 ) -> Tensor:
-    """Gauss-Legendre quadrature, elementwise between the limits."""
+    """Integral of the function between each pair of limits, by Gauss-Legendre quadrature."""
     half = (stop - start) / 2
     return half * sum(weight * function(start + (1 + node) * half) for node, weight in nodes)

@@ -1,8 +1,8 @@
-"""Ratio of modified Bessel functions and normaliser of the von Mises-Fisher density.
+"""Ratio A_D of modified Bessel functions I, and normaliser C_D of the von Mises-Fisher density.
 
-A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), 1 - A_D, the derivative, the inverse and the log normaliser log C_D have
-nearly full float64 precision for any D >= 2 and finite kappa >= 0. The uniform expansion of log I gives the values at
-an order of at least 20; backward recursion leads down to D. Up to kappa = 1e8, no step subtracts two large numbers.
+The functions have nearly full float64 precision for any dimension D >= 2 and finite kappa >= 0. An expansion of log I
+gives the values at an order of at least 20; backward recursion leads down to the order for D. Up to kappa = 1e8, no
+step subtracts two large numbers.
 """
 
 import math
@@ -20,12 +20,12 @@ from lam.utils.checks import check_positive, check_tensor
 
 _TERMS = 12
 _POWERS = 6  # powers of p in a block of Horner's rule; the expansion has 3 * _TERMS powers
-_MINIMAL_ORDER = 20  # from this order on, twelve terms leave errors below rounding
+_MINIMAL_ORDER = 20  # from this order on, `_TERMS` terms have errors below rounding
 _LEAST = 1e-300  # a smaller R or kappa counts as 0: products underflow in float64
 _SLACK = 1e-4  # tolerance of checks on R and 1 - R
 _INTERVALS = 256  # intervals of R in a table
 _TABLES: dict[int, np.ndarray] = {}
-"""`_corrections` by dimension. A traced graph can only use a table from here, because traced tensors have no values."""
+"""Tables of `_corrections` by dimension. A trace cannot compute a table, because traced tensors have no values."""
 
 
 def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -54,9 +54,9 @@ def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*
 
 
 def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """1 - A_D(kappa), in full relative precision also where A_D is near 1, and differentiable in kappa.
+    """1 - A_D(kappa), differentiable in kappa, with full relative precision even where A_D is near 1.
 
-    For large kappa it is about (D - 1) / (2 kappa).
+    For large kappa, 1 - A_D is about (D - 1) / (2 kappa).
 
     Args, Raises: as `bessel_ratio`.
 
@@ -72,9 +72,9 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Derivative A_D'(kappa), the variance of the cosine mu.x; differentiating it again is an error.
+    """Derivative A_D'(kappa): the variance of the cosine mu.x. A_D' itself cannot be differentiated.
 
-    A_D' = 1 - A_D^2 - (D - 1) A_D / kappa. This form cancels for large kappa, so a recursion computes A_D' directly.
+    A_D' = 1 - A_D^2 - (D - 1) A_D / kappa. This formula loses digits for large kappa; a recursion replaces it.
 
     Source: Sra (2012), equation 4.
 
@@ -122,8 +122,8 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
 
-    Halley's method solves A_D(kappa) = R to full precision, from R (D - R^2) / (1 - R^2) times a tabulated correction.
-    An exported graph may omit Halley's step; see `tabulate_for_export`.
+    Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2), times a correction
+    from a table. An exported graph may omit Halley's method; see `tabulate_for_export`.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
@@ -166,10 +166,10 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Compute the table that later exported graphs use to invert `bessel_ratio` below 42 dimensions, to 1e-8.
+    """Compute the table by which an exported graph inverts `bessel_ratio` to 1e-8, if the dimension is below 42.
 
-    Without the table, a graph unrolls two steps of Halley's method with up to 20 steps of backward recursion each:
-    hundreds of nodes, and half a minute of export. The table takes fourteen nodes.
+    Without the table, the graph unrolls two steps of Halley's method, each with up to 20 steps of backward recursion.
+    This takes hundreds of nodes and half a minute of export. The table takes fourteen nodes.
     """
     if _recursion_steps(dimension) > 0:
         _corrections(dimension)
@@ -182,14 +182,14 @@ def check_dimension(dimension: int) -> None:
 
 
 def check_parameters(dimension: int, kappa: Float[Tensor, "*B"], name: str = "kappa") -> None:
-    """Reject a dimension below two, and concentrations that are integers, not finite or negative."""
+    """Reject a dimension below two, and concentrations that are negative, not finite or of an integer type."""
     check_dimension(dimension)
     check_floating(**{name: kappa})
     check_all((kappa >= 0) & torch.isfinite(kappa), f"{name} must be finite and at least 0", kappa)
 
 
 def check_floating(**tensors: Tensor) -> None:
-    """Reject integers: results have the type of the arguments, so an integer type would truncate them."""
+    """Reject integer tensors: results have the type of the arguments, so an integer type would truncate results."""
     for name, values in tensors.items():
         check_tensor(name, values)
         if not values.is_floating_point():
@@ -197,7 +197,7 @@ def check_floating(**tensors: Tensor) -> None:
 
 
 def check_all(valid: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:
-    """Raise a `ValueError` with the rule, and the first value that breaks it, unless all values are valid."""
+    """Raise a `ValueError` with the rule and the first invalid value, unless all values are valid."""
     if torch.compiler.is_exporting() or valid.all():  # tracing cannot branch on values
         return
     index = tuple((~valid).nonzero()[0].tolist())
@@ -215,14 +215,12 @@ class _Bessel(NamedTuple):
 def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Bessel:
     """A_D, 1 - A_D, A_D' and, with `normalizer`, log C_D + kappa, in float64.
 
-    The recursion starts at order m. With s = sqrt(m^2 + kappa^2), p = m / s, L(p) of `_expansion` and
-    g = 1/2 + p L'(p),
+    The recursion starts at order m. With s = sqrt(m^2 + kappa^2), p = m / s, the expansion L(p) and g = 1/2 + p L'(p),
 
         log I_m = s - m log((m + s) / kappa) - log(2 pi s) / 2 + L
         I_{m+1} / I_m = kappa / (m + s) - g kappa / s^2
 
-    A step down from q = I_{mu+2} / I_{mu+1} is I_{mu+1} / I_mu = kappa / (2 (mu + 1) + kappa q). In log C_D, log kappa
-    cancels.
+    A step down from q = I_{mu+2} / I_{mu+1} is I_{mu+1} / I_mu = kappa / (2 (mu + 1) + kappa q).
     """
     steps = _recursion_steps(dimension)
     order = dimension / 2 - 1 + steps
@@ -255,10 +253,10 @@ def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Be
 
 
 def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float, kappa: Tensor, n_steps: int) -> Tensor:
-    """Solution of A(kappa) = R by `n_steps` of Halley's method from `kappa`; steps are relative to kappa.
+    """Solution of A(kappa) = R by `n_steps` of Halley's method from `kappa`; `step` is relative to kappa.
 
-    The error is A - R for R < 1/2, else (1 - R) - (1 - A), which is then more precise. `bend` is
-    kappa A'' / A' = (D - 1) (A / (kappa A') - 1) - 2 kappa A, from A' = 1 - A^2 - (D - 1) A / kappa.
+    The error is A - R for R < 1/2; for larger R, (1 - R) - (1 - A) is more precise. `bend` is kappa A'' / A' =
+    (D - 1) (A / (kappa A') - 1) - 2 kappa A, from A' = 1 - A^2 - (D - 1) A / kappa.
     """
     for _ in range(n_steps):
         kappa = kappa.clamp(_LEAST, max_kappa)
@@ -271,12 +269,12 @@ def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float,
 
 
 def _recursion_steps(dimension: int) -> int:
-    """Number of steps of backward recursion, down from an order of at least `_MINIMAL_ORDER`."""
+    """Number of steps of backward recursion from an order of at least `_MINIMAL_ORDER`."""
     return max(0, _MINIMAL_ORDER + 1 - dimension // 2)
 
 
 def _start(dimension: int, length: Tensor, complement: Tensor) -> Tensor:
-    """Approximate concentration of a resultant length R, exact in the limits R = 0 and R = 1."""
+    """Approximate concentration for a resultant length R, exact in the limits R = 0 and R = 1."""
     return length * (dimension - length.square()) / (complement * (1 + length))
 
 
@@ -295,7 +293,7 @@ def _corrections(dimension: int) -> np.ndarray:
 
 
 def _start_by_table(dimension: int, length: Tensor, complement: Tensor) -> Tensor:
-    """Concentration to a relative 1e-8: `_start` times a tabulated correction, which is 1 for R = 0 and R = 1."""
+    """Concentration with a relative error of 1e-8: `_start` times a correction from the table."""
     table = torch.from_numpy(_corrections(dimension)).to(length.device)
     place = (length * _INTERVALS).floor().clamp(0, _INTERVALS - 1)
     t = length * _INTERVALS - place
@@ -304,7 +302,7 @@ def _start_by_table(dimension: int, length: Tensor, complement: Tensor) -> Tenso
 
 
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L(p), 1/2 + p L'(p) and p (p L'(p))', by Horner's rule in p^6; its coefficients are polynomials in p."""
+    """L(p), 1/2 + p L'(p) and p (p L'(p))', by Horner's rule in p^6 with polynomials in p as coefficients."""
     table = torch.tensor(_expansion_coefficients(order), dtype=p.dtype, device=p.device)
     powers = p.expand(_POWERS, *p.shape).cumprod(0)
     blocks, highest = torch.tensordot(table, powers, 1).unbind(), powers[-1]
@@ -314,7 +312,7 @@ def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def _expansion_coefficients(order: float) -> np.ndarray:
-    """Coefficients c, n c and n^2 c of each power p^n in L(p) = sum_k D_k(p) / order^k; exact c are rounded once.
+    """Coefficients c, n c and n^2 c of each power p^n in L(p) = sum_k D_k(p) / order^k.
 
     The array has shape (blocks, 3, _POWERS), with the block of the highest powers first.
     """
@@ -329,8 +327,8 @@ def _expansion_coefficients(order: float) -> np.ndarray:
 def _expansion_derivatives() -> list[np.ndarray]:
     """Exact polynomials E_k = D_k' (lowest power first) of the uniform expansion of log I.
 
-    Olver's u_k obey u_{k+1}' = (q u_k')' / 2 + (1 - 5 p^2) u_k / 8 with q = p^2 (1 - p^2). The logarithm of their sum
-    therefore has E_1 = (1 - 5 p^2) / 8 and E_{k+1} = ((q E_k)' + q sum_{i+j=k} E_i E_j) / 2.
+    Olver's polynomials u_k(p) obey u_{k+1}' = (q u_k')' / 2 + (1 - 5 p^2) u_k / 8 with q = p^2 (1 - p^2). Hence the
+    logarithm of their sum has E_1 = (1 - 5 p^2) / 8 and E_{k+1} = ((q E_k)' + q sum_{i+j=k} E_i E_j) / 2.
 
     Source: Olver (1954), "The asymptotic expansion of Bessel functions of large order", section 4; DLMF 10.41.9.
     """
@@ -343,7 +341,7 @@ def _expansion_derivatives() -> list[np.ndarray]:
 
 
 class _Derivative(torch.autograd.Function):
-    """A_D'; differentiating it raises an error, where autograd would return 0."""
+    """A_D'. Its derivative raises an error; otherwise autograd would return 0."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
@@ -355,7 +353,7 @@ class _Derivative(torch.autograd.Function):
 
 
 class _Ratio(torch.autograd.Function):
-    """Differentiable A_D or 1 - A_D: the backward pass multiplies by the slope A_D' or -A_D'."""
+    """Differentiable A_D or 1 - A_D."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int, complement: bool) -> Tensor:
@@ -372,7 +370,7 @@ class _Ratio(torch.autograd.Function):
 
 
 class _LogNormalizer(torch.autograd.Function):
-    """Differentiable log C_D or log C_D + kappa: the backward pass multiplies by the slope -A_D or 1 - A_D."""
+    """Differentiable log C_D or log C_D + kappa."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int, scaled: bool) -> Tensor:

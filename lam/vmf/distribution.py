@@ -1,7 +1,7 @@
 """The von Mises-Fisher distribution on the unit sphere: density, moments, sampling, credible caps, fit and fusion.
 
 `VonMisesFisher` is a `torch.distributions.Distribution`, and works with `Independent`, `MixtureSameFamily`,
-`TransformedDistribution` and `kl_divergence`. Sums are float64; results have the type of the input.
+`TransformedDistribution` and `kl_divergence`. It computes in float64 and returns the type of the input.
 """
 
 import math
@@ -28,7 +28,7 @@ from lam.vmf.resultant import weighted_mean_resultant
 
 
 class _UnitVector(constraints.Constraint):
-    """Vectors of length 1, up to rounding; see `unit_tolerance`."""
+    """Vectors of length 1, up to `unit_tolerance`."""
 
     event_dim = 1
 
@@ -37,7 +37,7 @@ class _UnitVector(constraints.Constraint):
 
 
 unit_vector = _UnitVector()
-"""The sphere as a constraint of `torch.distributions`, the support of `VonMisesFisher`."""
+"""The unit sphere as a constraint of `torch.distributions`."""
 
 
 class VonMisesFisher(Distribution):
@@ -52,11 +52,11 @@ class VonMisesFisher(Distribution):
         concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution for any `loc`. The batch shapes
             of `loc` and `concentration` are broadcast.
         validate_args: whether to check the parameters, and the values of `log_prob`. None means yes, except while torch
-            compiles. torch's global default is ignored, because torch.compile turns it off for good.
+            compiles. torch's global default has no effect, because torch.compile turns it off for good.
 
     Raises:
-        ValueError: for batch shapes that do not broadcast, or integers; if validated, also for a loc that is no unit
-            vector, a concentration that is negative or not finite, or D below 2.
+        ValueError: for batch shapes that do not broadcast, or integers. With `validate_args`, also for a loc that is
+            no unit vector, a concentration that is negative or not finite, or D below 2.
 
     Example:
         >>> vmf = VonMisesFisher(torch.tensor([[0.0, 1.0]]), torch.tensor([2.0]))
@@ -87,7 +87,7 @@ class VonMisesFisher(Distribution):
             shapes = f"{tuple(loc.shape)} and {tuple(concentration.shape)}"
             raise ValueError(f"loc must have shape (*concentration.shape, D), got {shapes}") from None
         validate_args = not torch.compiler.is_compiling() if validate_args is None else validate_args
-        if validate_args:  # these checks name the first invalid value, which torch's do not
+        if validate_args:  # unlike torch's checks, these name the first invalid value
             check_parameters(loc.shape[-1], concentration, "concentration")
             _check_unit(loc, "loc")
         self.loc = loc.expand(*batch_shape, -1)
@@ -95,7 +95,7 @@ class VonMisesFisher(Distribution):
         super().__init__(batch_shape, loc.shape[-1:], validate_args)
 
     def expand(self, batch_shape: _size, _instance: "VonMisesFisher | None" = None) -> "VonMisesFisher":
-        """The distributions broadcast to a batch shape, without a copy."""
+        """The distributions, broadcast to a batch shape as a view."""
         new = cast("VonMisesFisher", self._get_checked_instance(VonMisesFisher, _instance))
         new.loc = self.loc.expand(*batch_shape, -1)
         new.concentration = self.concentration.expand(batch_shape)
@@ -116,13 +116,12 @@ class VonMisesFisher(Distribution):
 
     @property
     def variance(self) -> Float[Tensor, "*B D"]:
-        """Variance of each coordinate, differentiable in loc only; the variances add up to 1 - A_D^2.
+        """Variance of each coordinate, differentiable in loc only.
 
         The variance is loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, and 1 / D at kappa = 0.
 
         Source: Shyntar and Hillen (2025), "First and second moments and fractional anisotropy of general von
-        Mises-Fisher and peanut distributions": the cosine to loc has variance A_D', each orthogonal coordinate
-        A_D / kappa, and they are uncorrelated.
+        Mises-Fisher and peanut distributions".
         """
         dimension, kappa = self.event_shape[0], self.concentration.double()
         across = bessel_ratio(dimension, kappa) / torch.where(kappa < angles.TINY, 1, kappa)
@@ -134,16 +133,16 @@ class VonMisesFisher(Distribution):
     def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
         """Log density, with respect to the area of the sphere, differentiable in value, loc and concentration.
 
-        The code computes log C_D + kappa - kappa ||value - loc||^2 / 2, in which nothing large cancels.
+        The form log C_D + kappa - kappa ||value - loc||^2 / 2 avoids cancellation.
 
         Args:
             value: unit vectors (..., D), broadcast against the batch.
 
         Returns:
-            log p(value), in the wider type of `value` and `loc`. Its gradient in `value` is correct along the sphere.
+            log p(value), in the wider type of `value` and `loc`. The gradient in `value` is correct along the sphere.
 
         Raises:
-            ValueError: if validated, for a `value` of another dimension or batch shape, or not of unit length.
+            ValueError: with `validate_args`, for a `value` of another dimension or batch shape, or not of unit length.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -166,11 +165,11 @@ class VonMisesFisher(Distribution):
     def rsample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
         """Draws with unbiased gradients in loc and concentration.
 
-        x = cos(a) loc + sin(a) t. Rejection draws the polar angle a; the tangent t is uniform and rotates with loc. The
-        gradient of a is implicit: da/dkappa = -(dF/dkappa) / (dF/da), with F the distribution function of a. A pathwise
-        gradient would ignore that the acceptance depends on kappa.
+        A draw is x = cos(a) loc + sin(a) t. Rejection sampling draws the polar angle a; the tangent t is uniform and
+        rotates with loc. The gradient of a is implicit: da/dkappa = -(dF/dkappa) / (dF/da), with F the distribution
+        function of a.
 
-        Source: Ulrich (1984) and Wood (1994) for the rejection; Figurnov, Mohamed and Mnih (2018) for the gradient.
+        Source: Ulrich (1984) and Wood (1994) for the sampling; Figurnov, Mohamed and Mnih (2018) for the gradient.
 
         Args:
             sample_shape: leading shape of the draws.
@@ -198,9 +197,7 @@ class VonMisesFisher(Distribution):
 
     @torch.no_grad()
     def credible_cap(self, level: float) -> Float[Tensor, "*B"]:
-        """Edge of the cap around the mean direction that has probability `level`, as a cosine c.
-
-        Quadrature over the polar angle and a bracketed Newton iteration solve P(loc.x >= c) = level.
+        """Cosine c at the edge of the cap around the mean direction with probability `level`: P(loc.x >= c) = level.
 
         Args:
             level: probability in (0, 1); other values raise a `ValueError`.
@@ -227,14 +224,14 @@ class VonMisesFisher(Distribution):
     ) -> "VonMisesFisher":
         """Maximum likelihood fit over the first axis.
 
-        loc is the direction of the mean; kappa solves A_D(kappa) = length of the mean.
+        loc is the direction of the samples' mean; kappa solves A_D(kappa) = length of the samples' mean.
 
         Source: Sra (2012), equations 2 to 5.
 
         Args:
             samples: unit vectors (S, *B, D), S >= 1.
             weights: non-negative weights (S, *B); equal by default.
-            max_kappa: greatest kappa; equal samples get it, because their likelihood has no maximum.
+            max_kappa: greatest kappa. Identical samples get this value, because their likelihood has no maximum.
 
         Returns:
             Distributions of batch shape (*B), in the type of `samples`.
@@ -265,7 +262,7 @@ class VonMisesFisher(Distribution):
 def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     """KL(p || q) = log C_D(kappa_p) - log C_D(kappa_q) + A_D(kappa_p) (kappa_p - kappa_q loc_p.loc_q), differentiable.
 
-    The code computes it from log C_D + kappa, 1 - A_D and ||loc_p - loc_q||^2 / 2, and so subtracts no large numbers.
+    The code uses log C_D + kappa, 1 - A_D and ||loc_p - loc_q||^2 / 2, to avoid cancellation.
 
     Source: Kitagawa and Rowley (2022), "von Mises-Fisher distributions and their statistical divergence".
     """
@@ -310,13 +307,13 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
 
 
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
-    """Edge of each item's credible cap as a cosine; the cap has probability `level` under the item's distribution.
+    """Cosine at the edge of each item's credible cap, `VonMisesFisher.credible_cap`.
 
-    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, with cosines *above* the edge in the cap.
+    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5; here, cosines inside the cap are *above* the edge.
 
     Args:
         kappa: (Q,) concentrations.
-        dimension: dimension of the space that holds κ's sphere, `Encoder.kappa_dimension`.
+        dimension: dimension of the vMF distributions, `Encoder.kappa_dimension`.
         level: probability in (0, 1); other values raise a `ValueError`.
     """
     mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)

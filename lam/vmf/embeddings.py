@@ -1,4 +1,4 @@
-"""`Embeddings`: directions and their uncertainty, the result of every encoder."""
+"""`Embeddings`, the result of every encoder: directions with their uncertainty."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,16 +22,15 @@ class Embeddings:
     """N points on the unit sphere in R^D with their uncertainty.
 
     Attributes:
-        mean: (N, D) unit vectors that retrieval compares: the network's f/‖f‖, unless `mean_samples` is set. A row is
-            zero if the network's output is zero.
+        mean: (N, D) unit vectors that retrieval compares: the network's output f as f/‖f‖, unless `mean_samples` is
+            set. If f is zero, so is the row.
         kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. If the three parts
-            of κ below are set, `kappa` joins them; see `lam.tuning.ambiguity`.
-        resultant: (N,) mean resultant length in [0, 1] that belongs to `kappa`, such as the length of the mean sample.
+            of κ (the last three attributes) are set, `kappa` combines them; see `lam.tuning.ambiguity`.
+        resultant: (N,) mean resultant length in [0, 1] of the distribution with `kappa`.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) sampled unit vectors, if requested.
         mean_samples: S if `mean` is the mean direction of S samples, comparable only with other means of S samples.
-        kappa_epistemic: (N,) concentration from the method alone: how well the weights determine an item. The three
-            parts of κ are this and the next two. An encoder with a model of ambiguity sets all three.
+        kappa_epistemic: (N,) concentration of the posterior: how well the data determine the embedding.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
         p_known: (N,) probability in [0, 1] that the item is like the training items.
 
@@ -78,7 +77,7 @@ class Embeddings:
 
     @property
     def capped(self) -> Bool[Tensor, " N"]:
-        """Whether an item's `kappa` is at an end of `KAPPA_RANGE`, and so a bound instead of an estimate."""
+        """Whether an item's `kappa` is at an end of `KAPPA_RANGE`, as after clamping."""
         return (self.kappa <= KAPPA_RANGE[0]) | (self.kappa >= KAPPA_RANGE[1])
 
     @property
@@ -94,11 +93,11 @@ class Embeddings:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the three parts of κ are set."""
+        """Whether the three parts of κ are set: `kappa_epistemic`, `kappa_aleatoric` and `p_known`."""
         return self.p_known is not None
 
     def rows(self) -> dict[str, Tensor]:
-        """The tensors with one row for each item, by name; `samples` has other axes and is left out."""
+        """The tensors with one row for each item, by name: all but `samples`."""
         return {name: getattr(self, name) for name in _BY_ITEM} | self.parts()
 
     def parts(self) -> dict[str, Tensor]:
@@ -120,8 +119,8 @@ class Embeddings:
         Args:
             samples: (S, N, D) unit vectors, S ≥ 2.
             variance: (N,) variance before normalisation; the embeddings get its type.
-            mean: (N, D) directions of the embeddings; by default the mean directions of the samples. Their dimension
-                may differ from the samples' dimension, except with `keep`.
+            mean: (N, D) directions of the embeddings; by default the mean directions of the samples. Without `keep`,
+                D may differ from the samples' dimension.
             keep: whether the embeddings include the samples.
 
         Raises:
@@ -181,13 +180,13 @@ _PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
 def check_embeddings(name: str, values: Any) -> None:
-    """Require `Embeddings`: a bare tensor of directions has no κ."""
+    """Reject values that are not `Embeddings`."""
     if not isinstance(values, Embeddings):
         raise ValueError(f"{name} must be lam.Embeddings, got {type(values).__name__}: give encoder.embed(inputs)")
 
 
 def check_same_means(embeddings: Embeddings, mean_samples: int | None) -> None:
-    """Reject embeddings with means that are not comparable with means of `mean_samples` samples."""
+    """Reject embeddings with another `mean_samples`: their means are not comparable."""
     check_embeddings("embeddings", embeddings)
     if embeddings.mean_samples != mean_samples:
         kinds = [

@@ -1,4 +1,4 @@
-"""The mean resultant length of unit vectors, and their concentration κ."""
+"""Mean resultant length of unit vectors, the length of their mean, and the concentration κ that it implies."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from lam.utils.checks import unit_tolerance
 from lam.vmf.bessel import check_all, kappa_from_resultant
 
-_BLOCKS = 16  # greatest number of blocks of samples; the blocks are summed one after the other
+_BLOCKS = 16  # greatest number of blocks of samples; one block after the other is summed
 
 
 @dataclass(frozen=True, eq=False)
 class MeanResultant:
-    """Mean direction of samples and length of their mean.
+    """Direction and length of the mean of samples.
 
     Attributes:
         mean: mean directions (*B, D), unit vectors, in the type of the samples.
@@ -35,8 +35,8 @@ class MeanResultant:
 def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
     """Mean direction and mean resultant length of unit vectors over the first axis.
 
-    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). S uniform directions have R of about 1 / sqrt(S),
-    by chance. So the unbiased estimate is R^2 = max(0, (S R^2 - 1) / (S - 1)).
+    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). By chance alone, S uniform directions have R of
+    about 1 / sqrt(S). The unbiased estimate of the squared length is therefore max(0, (S R^2 - 1) / (S - 1)).
 
     Source: Mardia and Jupp (2000), section 9.2.1.
 
@@ -68,19 +68,19 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
 def projected_resultant(
     center: Float[Tensor, "N D"], variances: Float[Tensor, "N D"], noise: Float[Tensor, "S D"]
 ) -> MeanResultant:
-    """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε for S noise vectors ε.
+    """Mean resultant length, corrected for chance, of the directions of S samples f + √v ∘ ε.
 
-    Three products of (N, D) by (D, S) or (N, S) by (S, D) matrices replace (S, N, D) samples. With f = r n,
-    u = n·(√v ∘ ε) and q = v·ε², a sample has the length ρ = √(r² + 2 r u + q), which exceeds r by
-    e = (2 r u + q)/(ρ + r). For the mean m of the directions, n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)).
+    Three matrix products replace an array of (S, N, D) samples. With r = ‖f‖, f = r n, u = n·(√v ∘ ε) and q = v·ε², a
+    sample has the length ρ = √(r² + 2 r u + q), which exceeds r by e = (2 r u + q)/(ρ + r). For the mean m of the
+    directions, n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)).
 
     Args:
         center: (N, D) f, the outputs; a row may be zero.
         variances: (N, D) v, the variances of the coordinates; at least one in each row is positive.
-        noise: (S, D) ε, standard normal, the same for all items; S ≥ 2.
+        noise: (S, D) noise vectors ε, standard normal, the same for all items; S ≥ 2.
 
     Returns:
-        As `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, float64.
+        `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, in float64.
 
     Raises:
         ValueError: for fewer than 2 samples, or samples of an item with a sum of 0.
@@ -126,8 +126,8 @@ def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_sa
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
-    One pass computes the mean direction, a second pass the mean of ||x - mean||^2 / 2, both in blocks, to save memory.
-    For unit vectors this second mean is 1 - R; other samples are rejected.
+    A first pass over blocks of samples computes the mean direction. A second pass computes the mean of
+    ||x - mean||^2 / 2, which is 1 - R for unit vectors.
 
     Raises:
         ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.

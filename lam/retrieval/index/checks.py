@@ -1,6 +1,6 @@
-"""Checks of vectors, κ and ids before any index takes them.
+"""Checks of vectors, κ and ids before they enter an index.
 
-FAISS accepts NaN and checks dimensions with `assert`; a Milvus server reports errors late and in its own words.
+FAISS accepts NaN and checks dimensions with `assert`; a Milvus server reports errors late.
 """
 
 import sys
@@ -59,7 +59,7 @@ def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
 
 
 def check_unit_lengths(norm: Float[Tensor, " N"], exempt: Bool[Tensor, " N"] | None = None) -> None:
-    """Require lengths near 1, except in rows marked by `exempt`."""
+    """Reject lengths that are not near 1, except in the rows `exempt`."""
     wrong = (norm - 1).abs() > _NORM_TOLERANCE
     rows = (wrong if exempt is None else wrong & ~exempt).nonzero()
     if len(rows):
@@ -82,7 +82,7 @@ def ids_tensor(values: Any) -> Int64[Tensor, " N"]:
 
 
 def check_stored(ids: Sequence[int], stored: Container[int]) -> None:
-    """Require ids that are in the index."""
+    """Reject ids that are not in the index."""
     unknown = [item for item in ids if item not in stored]
     if unknown:
         raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")

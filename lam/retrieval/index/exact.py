@@ -1,7 +1,4 @@
-"""Exact nearest neighbours by cosine, on tensors, in blocks: the ranking behind every metric.
-
-For large or changing collections, use `lam.retrieval.Index`.
-"""
+"""Exact nearest neighbours by cosine, on tensors. For large or changing collections, use `lam.retrieval.Index`."""
 
 from collections.abc import Iterator
 from typing import SupportsIndex
@@ -14,8 +11,8 @@ from lam.utils.autocast import without_autocast
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_tensor, positive_integer, unit_rows
 
-_BLOCK_ELEMENTS = 2**21  # similarities held at once: few enough to stay in cache
-_TREE_DIMENSION = 8  # up to this D a k-d tree beats matrix products: 0.02 s against 0.1 s for 10,000 points at D = 3
+_BLOCK_ELEMENTS = 2**21  # cosines in memory at once: few enough for the cache
+_TREE_DIMENSION = 8  # up to this D a k-d tree is faster than matrix products: 0.02 s to 0.1 s for 10,000 points at D = 3
 
 
 def rank(
@@ -23,8 +20,8 @@ def rank(
 ) -> tuple[Int64[Tensor, "Q K"], Float[Tensor, "Q K"]]:
     """Rank the gallery by cosine for every query, exactly.
 
-    The score of query q and item g is q·g / (‖q‖‖g‖), in float64; equal scores rank by the lower index. Without a
-    gallery, a query ranks all other queries, even one with the same vector.
+    The score of query q and item g is q·g / (‖q‖‖g‖), in float64; of equal scores, the lower index is first. Without a
+    gallery, each query ranks all other queries.
 
     Args:
         queries: (Q, D) finite, non-zero.
@@ -56,7 +53,7 @@ def rank(
 def cosines_in_blocks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None
 ) -> Iterator[tuple[Int64[Tensor, " R"], Float[Tensor, "R N"]]]:
-    """Blocks of (R,) query indices and (R, N) float64 cosines; without a gallery, a query has cosine −∞ to itself."""
+    """Blocks of (R,) query indices and their (R, N) float64 cosines; a query as its own gallery item has cosine −∞."""
     yield from _in_blocks(*_unit(queries, gallery), gallery is None)
 
 
@@ -80,7 +77,7 @@ def sampled_nearest(
 ) -> Int64[Tensor, "S Q"]:
     """(S, Q) gallery index of each query's nearest neighbour by cosine, under each of S sampled networks.
 
-    The winner of a tie is arbitrary, but always the same.
+    Ties are broken in an arbitrary but deterministic way.
 
     Args:
         samples: (S, Q, D) the queries under each network; finite, non-zero.
@@ -115,7 +112,7 @@ def sampled_nearest(
 
 
 def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of each row; the lowest index wins a tie, which `topk` does not promise."""
+    """The k best of each row; unlike in `topk`, the lowest index wins a tie."""
     scores, ids = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     tied = (scores[:, k - 1] == scores[:, k]).nonzero()[:, 0] if scores.shape[1] > k else ids.new_empty(0)
     ids, by_index = ids[:, :k].sort(dim=1)
@@ -142,7 +139,7 @@ def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool)
 
 
 def check_same_dimension(queries: Tensor, gallery: Tensor | None) -> None:
-    """Require queries and gallery, both tensors, of the same dimension."""
+    """Reject queries and a gallery that are not tensors of the same dimension."""
     check_tensor("queries", queries)
     if gallery is not None:
         check_tensor("gallery", gallery)

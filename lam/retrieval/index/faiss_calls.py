@@ -1,4 +1,4 @@
-"""Calls to FAISS, with slots as labels (`lam.retrieval.index.rows`); most errors of FAISS become a `ValueError`.
+"""Calls to FAISS, with slots (`lam.retrieval.index.rows`) as FAISS's ids; most errors of FAISS become a `ValueError`.
 
 FAISS checks dimensions with `assert` and accepts NaN, so `lam.retrieval.Index` validates first.
 """
@@ -17,15 +17,15 @@ from lam.utils.extras import install_command
 
 _PRODUCT_FROM = 4  # queries
 _HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's default of 16 has 0.90
-_CELLS = 2  # an IVF search visits 2 √cells: recall@10 of 0.95 among a million vectors in 1024 cells; FAISS's default: 1
+_CELLS = 2  # IVF searches 2 √n of n cells: recall@10 of 0.95 among a million vectors in 1024 cells; FAISS searches one
 _SWITCH_LOCK = threading.Lock()
 
 
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
-    """An empty FAISS index that takes slots as labels.
+    """An empty FAISS index that takes slots as ids.
 
-    IVF types store labels themselves; an IDMap around them mixes labels up after a removal (FAISS 1.15). So only other
-    types get an IDMap, and a factory string with an IDMap is rejected.
+    An IDMap stores ids for a type that cannot. IVF types can, and an IDMap around them mixes ids up after a removal
+    (FAISS 1.15). So only other types get an IDMap, and a factory string with an IDMap is rejected.
     """
     import faiss
 
@@ -45,12 +45,12 @@ def create(dimension: int, factory: str, parameters: str | None, device: str) ->
 
 @cache
 def compares_codes(dimension: int, factory: str) -> bool:
-    """Whether a type ranks candidates by codes shorter than the vectors, and so only roughly."""
+    """Whether a type ranks candidates only roughly, by codes that are shorter than the vectors."""
     import faiss
 
     index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     try:
-        return getattr(index, "storage", index).sa_code_size() < 4 * dimension  # a graph has its vectors in a storage
+        return getattr(index, "storage", index).sa_code_size() < 4 * dimension  # a graph keeps its vectors in `storage`
     except RuntimeError:  # a type without codes
         return False
 
@@ -78,19 +78,19 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
 
 
 def train(index: Any, vectors: np.ndarray) -> None:
-    """Train on (N, D) unit vectors; a `ValueError` if FAISS refuses, for instance because there are too few vectors."""
+    """Train on (N, D) unit vectors; a `ValueError` if FAISS refuses, for example for too few vectors."""
     with _value_errors(f"FAISS cannot train on {len(vectors)} embeddings"):
         index.train(vectors)
 
 
 def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
-    """Add (N, D) unit vectors under their slots; a `ValueError` if FAISS refuses, as some types do the second time."""
+    """Add (N, D) unit vectors under their slots; a `ValueError` if FAISS refuses, as some types refuse a second add."""
     with _value_errors(f"FAISS cannot add {len(vectors)} embeddings"):
         index.add_with_ids(vectors, slots)
 
 
 def remove(index: Any, slots: np.ndarray) -> None:
-    """Remove slots; a type without removal keeps them."""
+    """Remove slots; no effect in a type without removal."""
     with suppress(RuntimeError):
         index.remove_ids(slots)
 
@@ -108,14 +108,14 @@ def keep_only(index: Any, slots: np.ndarray) -> bool:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) candidate slots, −1 where too few are found; GPUs refuse more than a few thousand candidates."""
+    """(Q, k) candidate slots, filled up with −1; a GPU allows k up to a few thousand."""
     errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with errors, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]
 
 
 def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> np.ndarray | None:
-    """(Q, k) candidates among `slots`, −1 where too few are found; None for a type without a selector."""
+    """(Q, k) candidates among `slots`, filled up with −1; None for a type without a selector."""
     import faiss
 
     options: Any = faiss  # FAISS's type stubs lack these records
@@ -158,10 +158,10 @@ def to_cpu(index: Any) -> Any:
 
 @contextmanager
 def matrix_product(queries: int) -> Iterator[None]:
-    """From four queries on, make FAISS compare the queries with all items by one matrix product.
+    """For four or more queries, make FAISS compare all queries with all items by one matrix product.
 
-    By default, FAISS 1.15 reads the items anew for every query up to queries · D = 128,000. That is 5 times slower for
-    32 queries of 512 dimensions, and faster only for 1 or 2 queries. The lock guards FAISS's global switch.
+    By default, FAISS 1.15 reads the items once per query while queries · D is at most 128,000. This is 5 times slower
+    for 32 queries in 512 dimensions, and faster only for 1 or 2 queries. A lock guards FAISS's global setting.
     """
     import faiss
 
@@ -179,7 +179,7 @@ def matrix_product(queries: int) -> Iterator[None]:
 
 @contextmanager
 def _value_errors(sentence: str) -> Iterator[None]:
-    """Turn an error of FAISS into a `ValueError` with the sentence and FAISS's reason."""
+    """Turn an error of FAISS into a `ValueError` with this sentence and FAISS's reason."""
     try:
         yield
     except RuntimeError as error:

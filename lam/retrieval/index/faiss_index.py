@@ -1,8 +1,7 @@
-"""A searchable collection of embeddings with their κ, over any FAISS index type.
+"""A searchable collection of embeddings with their κ, on any FAISS index type.
 
-FAISS proposes candidates; types that compare codes (PQ, RaBitQ, SQ) propose several for each hit. The candidates are
-scored by exact cosines of the vectors in `lam.retrieval.index.rows`. A query with too few candidates is searched
-exactly. Files are in `lam.retrieval.index.files`.
+FAISS proposes candidates; types that compare codes (PQ, RaBitQ, SQ) propose several for each hit. `Index` scores the
+candidates by exact cosines of the stored vectors. A query with too few candidates is searched exactly.
 """
 
 import warnings
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
 
-_ROUGH, _LEAST_ROUGH = 4, 200  # candidates for each hit, and least number of candidates, if codes are compared
-_FEW = 20_000  # up to this many ids are searched exactly: a graph misses hits if most nodes are hidden
+_ROUGH, _LEAST_ROUGH = 4, 200  # for types that compare codes: candidates for each hit, and least number of candidates
+_FEW = 20_000  # up to this many ids are searched exactly, because a graph misses hits if most of its nodes are hidden
 
 
 class Index:
@@ -89,16 +88,16 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS, and so `save`, keeps removed vectors; true of types without removal before a sweep."""
+        """Whether FAISS, and so a saved index, still holds removed vectors, as types without removal do."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
     def is_trained(self) -> bool:
-        """Whether items can be added; types that quantise or cluster must be trained first."""
+        """Whether items can be added: types that quantise or cluster must be trained first."""
         return self._faiss is None or bool(self._faiss.is_trained)
 
     def train(self, embeddings: Embeddings) -> None:
-        """Train on typical embeddings, without adding them; a type that needs no training only checks them.
+        """Train on typical embeddings, without adding them; a type that needs no training only checks the embeddings.
 
         Raises:
             ValueError: for invalid or too few embeddings, or if the index already holds items.
@@ -149,7 +148,7 @@ class Index:
 
         Args:
             ids: (N,) distinct ids in the index.
-            sweeps: whether to rebuild here; if False, call `sweep` later.
+            sweeps: whether to rebuild now; if False, call `sweep` later.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -165,11 +164,11 @@ class Index:
             self.sweep()
 
     def sweep(self, lock: AbstractContextManager[Any] | None = None) -> None:
-        """Rebuild a type without removal if at least 20 % of its rows are removed.
+        """Rebuild a type without removal if at least 20 % of its rows are hidden.
 
         Args:
-            lock: held while the new structure replaces the old one. Before that, other threads may search, but not add
-                or remove items.
+            lock: held while the new structure replaces the old one. During the rebuild, other threads may search, but
+                not add or remove items.
         """
         if self._needs_sweep:
             rebuilt = self._rebuilt()
@@ -178,7 +177,7 @@ class Index:
 
     @property
     def _needs_sweep(self) -> bool:
-        """Whether at least 20 % of the rows in FAISS are removed."""
+        """Whether at least 20 % of the rows in FAISS are hidden."""
         return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
     def search(
@@ -214,10 +213,9 @@ class Index:
     def measure_recall(
         self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
     ) -> Recall | None:
-        """Compare with an exact search, with stored items as queries; None for fewer than two items.
+        """Compare with an exact search, for `n_queries` random items as queries; None for fewer than two items.
 
-        A fixed seed draws `n_queries` items as queries; no query finds itself. `Recall` compares the k nearest
-        neighbours and the first `depth` hits. Recall may be lower for queries farther from the items.
+        `Recall` describes k and `depth`. Recall may be lower for queries that are far from all items.
         """
         count, k, depth = (
             positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))
@@ -241,7 +239,7 @@ class Index:
         return torch.from_numpy(self._store.of_ids("kappa", self._stored_ids(ids)))
 
     def save(self, folder: str | Path) -> None:
-        """Write the index into a folder; after a crash the folder loads as the old index or the new one.
+        """Write the index into a folder. After a crash, the folder holds the old index or the new one.
 
         Args:
             folder: created if missing. One process at a time may write to it.
@@ -274,8 +272,8 @@ class Index:
         """Read an index that `save` wrote.
 
         If another process replaces the index meanwhile, the new index is read. The FAISS structure is a cache: if its
-        file is missing or unusable, a warning comes and the structure is rebuilt from the stored embeddings. A rebuild
-        trains on these embeddings if the type needs training; with too few embeddings, the index becomes Flat.
+        file is missing or unusable, `load` warns and rebuilds the structure from the stored embeddings. If the type
+        needs training, it is trained on these embeddings; if they are too few, the index becomes Flat.
 
         Args:
             folder: folder of the index.
@@ -307,13 +305,13 @@ class Index:
             self._faiss = self._structure()
 
     def _structure(self) -> Any:
-        """An empty FAISS index; None for Flat on the CPU, which searches the stored rows in place."""
+        """An empty FAISS index; None for Flat on the CPU, which needs only the stored rows."""
         if (self.factory, self.parameters, self.device) == ("Flat", None, "cpu"):
             return None
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
 
     def _rebuilt(self) -> Any:
-        """A new FAISS index of the stored rows; None without FAISS."""
+        """A new FAISS index of the stored rows; None for Flat on the CPU."""
         if self._faiss is None:
             return None
         rebuilt = faiss_calls.empty_copy(self._faiss, self.device)
@@ -322,12 +320,12 @@ class Index:
         return rebuilt
 
     def _search(self, vectors: np.ndarray, k: int, least_kappa: float) -> flat.Found:
-        """The k best rows of κ ≥ `least_kappa`; queries with too few candidates are searched exactly."""
+        """The k best rows with κ ≥ `least_kappa`; queries with too few candidates are searched exactly."""
         n_allowed = self._store.count(least_kappa)
         k = min(k, n_allowed)
         if self._faiss is None or k == 0:
             return flat.search(self._store.chunks, vectors, k, least_kappa)
-        # one more candidate for each hidden row, at most doubling their number
+        # one more candidate for each hidden row, but at most twice as many candidates
         wanted = self._candidates(k)
         n_candidates = min(wanted + min(wanted, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
@@ -345,7 +343,7 @@ class Index:
         return self._found(scores, places)
 
     def _search_among(self, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray) -> flat.Found:
-        """The k best rows among sorted ids: by FAISS's selector for more than 20,000 ids, else exactly."""
+        """The k best rows among sorted ids, by FAISS's selector for more than 20,000 ids and exactly for fewer."""
         if self._faiss is not None and self.device == "cpu" and len(among) > _FEW:
             searched = self._store.places(least_kappa, among)
             if len(searched) > _FEW and (found := self._select(vectors, min(k, len(searched)), searched)) is not None:
@@ -353,7 +351,7 @@ class Index:
         return flat.search(self._store.chunks, vectors, k, least_kappa, among)
 
     def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found | None:
-        """The k best rows at the places `searched`; None if the type has no selector, or a query gets fewer than k."""
+        """The k best of the rows at `searched`; None if the type has no selector, or a query gets fewer than k rows."""
         slots = self._store.take("slots", searched)
         wanted = min(max(2 * k, self._candidates(k)), len(searched))
         candidates = faiss_calls.search_among(self._faiss, vectors, wanted, slots)
@@ -363,7 +361,7 @@ class Index:
         return self._found(*flat.top(k, scores, places))
 
     def _candidates(self, k: int) -> int:
-        """Number of candidates to score exactly for k hits; k on a GPU, which limits candidates."""
+        """Number of candidates for k hits; k itself on a GPU, because GPUs limit the number."""
         is_rough = self.device == "cpu" and faiss_calls.compares_codes(self.dimension, self.factory)
         return max(_ROUGH * k, _LEAST_ROUGH) if is_rough else k
 
@@ -377,9 +375,9 @@ class Index:
 
 
 def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hits:
-    """The k items of highest cosine for each query, as a Flat `Index` finds them, without copying the vectors.
+    """Hits as from a Flat `Index` of the items, without a copy of the vectors; ids of hits are rows of `items`.
 
-    The N ≥ 1 items must be float32 unit vectors; this is not checked. Ids of hits are rows of `items`.
+    The N ≥ 1 items must be float32 unit vectors; this is not checked.
     """
     k = min(positive_integer("k", k), len(items))
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()

@@ -1,8 +1,8 @@
-"""An index as a folder of generations (`lam.utils.files`): a reader sees either the old index or the new one.
+"""An index in a folder, with atomic replacement (`lam.utils.files`): a reader sees the old index or the new one.
 
-index.json                format, type, number of samples behind the vectors, and the SHA-256 of the cache
+index.json                format, type, number of samples whose mean a vector is, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
-search.faiss              the FAISS structure, except for Flat: a cache outside the manifest, rebuilt if it is lost
+search.faiss              the FAISS structure, except for Flat: a cache, not in the manifest, rebuilt if it is lost
 """
 
 import errno
@@ -31,7 +31,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """Contents of an index's folder; `problem` says why the cache must be rebuilt, and `faiss` is then None."""
+    """Contents of an index's folder. If the cache must be rebuilt, `problem` is the reason and `faiss` is None."""
 
     factory: str
     parameters: str | None
@@ -42,7 +42,7 @@ class SavedIndex:
 
 
 def save(folder: str | Path, index: SavedIndex) -> None:
-    """Replace the contents of a folder by an index; if writing fails, the old contents stay."""
+    """Replace the contents of a folder with an index; if writing fails, the old contents stay."""
 
     def write(generation: Path) -> None:
         metadata = {name: getattr(index, name) for name in _SETTINGS} | {"cache_sha256": None}
@@ -55,9 +55,9 @@ def save(folder: str | Path, index: SavedIndex) -> None:
 
 
 def load(folder: str | Path) -> SavedIndex:
-    """Read the current generation, checked before anything is parsed.
+    """Read the index, after a check of its files.
 
-    Another process may replace the generation during a read. A failed read is repeated if the manifest has changed.
+    Another process may replace the index during a read. A failed read is repeated if the manifest has changed.
     """
     folder = Path(folder)
     for _ in range(_TRIES - 1):
@@ -66,7 +66,7 @@ def load(folder: str | Path) -> SavedIndex:
             saved = _read(folder)
             if saved.problem is None:
                 return saved
-        if _manifest(folder) == manifest:  # nobody replaced the index: reading once more raises the error
+        if _manifest(folder) == manifest:  # the index was not replaced: reading once more raises the error
             break
     return _read(folder)
 

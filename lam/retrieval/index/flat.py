@@ -1,6 +1,6 @@
-"""Exact search of an index's rows, chunk by chunk, by as many threads as FAISS may use.
+"""Exact search of an index's rows, chunk by chunk, in parallel.
 
-FAISS reads the rows in place; its Flat type would hold a second copy.
+FAISS reads the rows in place; FAISS's own Flat type would hold a second copy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +15,12 @@ from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.rows import Chunk
 from lam.utils.blocks import row_blocks
 
-_SCORE_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
-_ONE_THREAD = 2**22  # up to this many coordinates, one thread is faster than waking others
-_COPIED = 2**20  # coordinates of kept rows copied for one product: they stay in the cache of a core
+_SCORE_ELEMENTS = 2**24  # greatest number of candidates' coordinates in memory at once
+_ONE_THREAD = 2**22  # up to this many coordinates, one thread is faster than several
+_COPIED = 2**20  # coordinates of kept rows copied for one product: few enough for the cache of a core
 
 Found = tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"], Float64[np.ndarray, "Q K"]]
-"""Ids, cosines and κ, best first; hits of equal cosine in the order of adding."""
+"""Ids, cosines and κ of hits, best first; hits of equal cosine are in the order of adding."""
 
 
 def search(
@@ -30,7 +30,7 @@ def search(
     least_kappa: float,
     among: Int64[np.ndarray, " G"] | None = None,
 ) -> Found:
-    """The k rows of highest cosine for each query, among rows of κ ≥ `least_kappa`, or all such rows.
+    """Up to k rows of highest cosine for each query, among the rows with κ ≥ `least_kappa`.
 
     `among` holds the sorted ids of the rows to search; None for all.
     """
@@ -93,7 +93,7 @@ def _search_chunk(
 
 
 def _nearest_of(kept: np.ndarray, stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """The k best of the rows in `kept`, copied for matrix products: FAISS's selector, row by row, is slower."""
+    """The k best of the rows `kept`, from matrix products with copies; FAISS's own selector of rows is slower."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     copies = np.empty((min(len(kept), max(1, _COPIED // stored.shape[1])), stored.shape[1]), np.float32)
     for block in row_blocks(len(kept), 1, elements=len(copies)):
@@ -113,9 +113,9 @@ def no_hits(queries: int) -> Found:
 def score(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(Q, K) candidate rows, sorted, and their cosines with Q vectors; a negative row is missing and gets −∞.
+    """(Q, K) candidate rows, sorted, and their cosines with Q vectors. A row of −1 means no candidate and scores −∞.
 
-    Each cosine is a separate dot product: a matrix product could round equal vectors to unequal scores.
+    Each cosine is a separate dot product, because a matrix product could give equal vectors unequal scores.
     """
     rows = np.sort(rows, axis=1)
     scores = np.empty(rows.shape, dtype=np.float32)
@@ -126,6 +126,6 @@ def score(
 
 
 def top(k: int, scores: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """The k highest scores of each row, best first, ties in the given order; other columns are reordered alike."""
+    """The k highest scores of each row, best first, with ties in their old order; and the other columns, reordered."""
     row, order = np.arange(len(scores))[:, None], (-scores).argsort(axis=1, kind="stable")[:, :k]
     return [column[row, order] for column in (scores, *columns)]

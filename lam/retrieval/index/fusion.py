@@ -1,23 +1,22 @@
 """Several images of one identity fused into one gallery entry, with a cap on κ.
 
-Why a cap? The product of K von Mises-Fisher densities (`lam.vmf.fuse`) adds their concentrations, κ = ‖Σ κ_k μ_k‖ ≤
-Σ κ_k, as if each image were an independent measurement. But κ_k comes from the posterior over the *weights*, and one
-weight error moves all images at once. Near its mean direction a concentrated density is a Gaussian of variance 1/κ_k in
-each tangent direction. Let e_k be the errors of the K mean directions, of variance 1/κ_k and of correlation ρ between
-two images of one identity. The fused direction is the direction of f = Σ κ_k μ_k. The error of f, Σ κ_k e_k, has the
+The product of K von Mises-Fisher densities (`lam.vmf.fuse`) adds their concentrations, κ = ‖Σ κ_k μ_k‖ ≤ Σ κ_k, as if
+each image were an independent measurement. But κ_k comes from the posterior over the *weights*, and an error of the
+weights moves all images at once. Near its mean direction, a concentrated density is a Gaussian with variance 1/κ_k in
+each tangent direction. Let e_k be the errors of the K mean directions, with variance 1/κ_k and correlation ρ between
+two images of one identity. The fused direction is the direction of f = Σ κ_k μ_k. The error of f is Σ κ_k e_k, with
 variance
 
     Σ_jk κ_j κ_k Cov(e_j, e_k) = (1 − ρ) Σ κ_k + ρ (Σ √κ_k)².
 
-The length of f is R Σκ, where R = ‖Σ κ_k μ_k‖ / Σκ is the resultant of the images. The fused direction has the variance
-of f over the squared length of f. The inverse of this quotient caps the fused concentration:
+The length of f is R Σκ, where R = ‖Σ κ_k μ_k‖ / Σκ is the resultant of the images. The variance of the fused direction
+is the variance of f over the squared length of f. The inverse of this variance caps the fused concentration:
 
     κ_cap = (R Σκ)² / ((1 − ρ) Σκ + ρ (Σ√κ)²).
 
-For K images of the same κ and direction, κ_cap is Kκ/(1 + (K − 1)ρ), at most κ/ρ for any K. For ρ = 0, κ_cap is R
-times the κ of the plain product. For ρ = 1, κ_cap is R² (Σκ/Σ√κ)², and (Σκ/Σ√κ)² lies between the least and the
-greatest κ_k: K images are as certain as one. ρ depends on the network; the default of 1 is safe. Fusing improves the
-direction, and so retrieval, for any cap. A small R means that the images may not show the same identity.
+For K images with the same κ and direction, κ_cap is Kκ/(1 + (K − 1)ρ), at most κ/ρ for any K. For ρ = 1, κ_cap is
+R² (Σκ/Σ√κ)², and (Σκ/Σ√κ)² lies between the least and the greatest κ_k: K images are as certain as one. ρ depends on
+the network; the default of 1 is safe. A small R means that the images may not show the same identity.
 """
 
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from lam.retrieval.index.checks import Ids, check_unit_lengths
 from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
-_LEAST_RESULTANT = 1e-12  # images of a smaller resultant cancel
+_LEAST_RESULTANT = 1e-12  # if the resultant is smaller, the images count as cancelling each other
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Sums:
 
     @property
     def uncapped(self) -> Float[Tensor, " G"]:
-        """(G,) the κ of the plain product; 0 where the images cancel."""
+        """(G,) the κ of the plain product; 0 if the images cancel each other."""
         length = torch.linalg.vector_norm(self.product, dim=1)
         return length.masked_fill(length <= _LEAST_RESULTANT * self.mass, 0.0)
 
@@ -67,7 +66,7 @@ class Sums:
         return torch.minimum(self.uncapped, self.uncapped.square() / error_variance)
 
     def direction(self, otherwise: Float[Tensor, "G D"]) -> Float[Tensor, "G D"]:
-        """(G, D) the mean directions; `otherwise` where the images cancel."""
+        """(G, D) the mean directions; `otherwise` if the images cancel each other."""
         length = self.uncapped[:, None]
         return torch.where(length == 0, otherwise, self.product / length.where(length > 0, 1))
 
@@ -101,7 +100,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
 
     Returns:
         One entry for each identity, in the precision of the embeddings. A single image keeps its direction and κ. If
-        the images of an identity cancel, κ is 0 and the direction is the first image's.
+        the images of an identity cancel each other, κ is 0 and the direction is the first image's.
 
     Raises:
         ValueError: for no image, a mean that is no unit vector, or a κ, length or correlation out of range.

@@ -1,4 +1,4 @@
-"""`Hits`: the result of a search of any index."""
+"""`Hits`: the result of a search in any index."""
 
 import hashlib
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ class Hits:
 
     Attributes:
         ids: (Q, K) ids of the hits.
-        scores: (Q, K) their cosines with the query; higher is better.
-        kappa: (Q, K) their stored concentrations; small means uncertain.
+        scores: (Q, K) cosines of the hits with the query; higher is better.
+        kappa: (Q, K) stored concentrations of the hits; small means uncertain.
     """
 
     ids: Int64[Tensor, "Q K"]
@@ -46,5 +46,5 @@ def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:
 
 
 def label_key(label: str) -> int:
-    """A label as a number: 63 bits of its SHA-256."""
+    """63 bits of the SHA-256 of a label."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") >> 1

@@ -1,8 +1,7 @@
 """An index on a Milvus server, for galleries too large for one machine, or in a file of Milvus Lite.
 
 A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples` (0 if vectors are the network's
-own directions). The server filters by κ. Methods and checks are as in `lam.retrieval.Index`, without `save`: the
-server stores items durably.
+own directions). Methods and checks are as in `lam.retrieval.Index`, without `save`, because the server stores items.
 """
 
 import os
@@ -24,17 +23,17 @@ from lam.utils.extras import install_command
 from lam.vmf.embeddings import Embeddings, check_same_means
 
 Structure = Literal["FLAT", "HNSW"]
-"""How the server searches: all vectors, or along a graph. Both return exact cosines."""
+"""Search structure on the server: `FLAT` compares all vectors, `HNSW` follows a graph. Both return exact cosines."""
 
 TOKEN = "LAM_MILVUS_TOKEN"
-"""Environment variable with the `user:password` or API key of the server, if it needs one."""
+"""Environment variable with the `user:password` or API key of the server, if the server needs one."""
 
 TIMEOUT = 10.0
 MOST_HITS = 16384
 """Greatest number of hits that a Milvus server returns."""
 
 GREATEST_ID = 2**63 - 2
-"""Greatest id that a Milvus server can look up, although it stores and searches greater ones."""
+"""Greatest id that a Milvus server can look up; it can store and search greater ones."""
 
 _PORT = 19530
 _ADDRESS = re.compile(
@@ -49,7 +48,7 @@ _FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION o
 
 @dataclass(frozen=True)
 class Address:
-    """Where a collection is: on a server, or in a file of Milvus Lite."""
+    """Address of a collection, on a server or in a file of Milvus Lite."""
 
     uri: str
     collection: str
@@ -57,7 +56,7 @@ class Address:
 
     @classmethod
     def parse(cls, address: str) -> "Address":
-        """Read an address.
+        """Parse an address; see `MilvusIndex`.
 
         Raises:
             ValueError: for an address of another form or with a password, or a name that Milvus does not allow.
@@ -127,7 +126,7 @@ class MilvusIndex:
 
     @property
     def ids(self) -> Int64[Tensor, " N"]:
-        """(N,) the ids, in rising order, read over the network."""
+        """(N,) the ids, in rising order; reads all ids from the server."""
         with self._connection_errors():
             batches = self._client.query_iterator(
                 self.address.collection, batch_size=MOST_HITS, output_fields=["id"], timeout=self.timeout
@@ -150,7 +149,7 @@ class MilvusIndex:
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items; arguments and errors as for `Index.add`, with ids up to `GREATEST_ID`.
 
-        If the server refuses some items, `add` tries to remove all of them again. If another process adds the same id
+        If the server refuses some items, `add` tries to remove all new items again. If another process adds the same id
         at the same moment, the later item stays.
         """
         rows = self._rows(embeddings, ids)
@@ -180,7 +179,7 @@ class MilvusIndex:
         self._delete(list(self._kappa_by_id(ids_tensor(ids).tolist(), all_stored=True)))
 
     def discard(self, ids: Ids) -> None:
-        """Remove the items that are in the index and ignore other ids; a ValueError for repeated ids.
+        """Remove items; ids that are not in the index have no effect, repeated ids raise a `ValueError`.
 
         After a `ConnectionError` some items may be removed; repeating the call is safe.
         """
@@ -191,7 +190,7 @@ class MilvusIndex:
     ) -> Hits:
         """The k ≤ `MOST_HITS` items of highest cosine for each query; arguments and errors as for `Index.search`.
 
-        `HNSW` may miss neighbours. If one query gets fewer than k hits, every query gets only as many.
+        `HNSW` may miss neighbours. All queries get the same number of hits: the least number found for any of them.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:
@@ -199,7 +198,7 @@ class MilvusIndex:
         check_at_least("least_kappa", least_kappa, 0.0)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa", "mean_samples"]}
-        options["search_params"] = {"params": {"ef": max(64, 2 * k)}}  # an HNSW search needs ef ≥ k; wider finds more
+        options["search_params"] = {"params": {"ef": max(64, 2 * k)}}  # HNSW needs ef ≥ k; a greater ef misses fewer
         conditions = [f"kappa >= {float(least_kappa)!r}"] if least_kappa else []
         if among is not None:
             conditions.append(f"id in {ids_tensor(among).tolist()}")

@@ -1,4 +1,4 @@
-"""`Recall`: the agreement of an approximate index with an exact search, measured on its own items."""
+"""`Recall`: the agreement of an approximate index with an exact search, with stored items as queries."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ _ROUNDING = 1e-6  # largest difference of one cosine between two searches
 
 @dataclass(frozen=True)
 class Recall:
-    """Agreement of an index with an exact search for stored items; the item itself never counts as a hit.
+    """Agreement of an index with an exact search for stored items. A query's own item does not count as a hit.
 
     Attributes:
         factory: the FAISS type.
@@ -45,9 +45,10 @@ class Recall:
         k: int,
         depth: int,
     ) -> "Recall":
-        """Compare the ids and cosines of K ≥ 2 hits from two searches for Q stored items, whose ids are `own`.
+        """Compare the ids and cosines of K ≥ 2 hits from two searches for Q stored items with the ids `own`.
 
-        At most K − 1 hits count, because the item itself is left out. A hit as near as the k-th neighbour is found.
+        At most K − 1 hits of a query count, because its own item does not. A hit of `found` is right if it is at least
+        as near as the k-th exact hit.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
         near, nearest = _others(own, *found), _others(own, *exact)
@@ -62,5 +63,5 @@ def percent(share: float) -> str:
 
 
 def _others(own: np.ndarray, ids: np.ndarray, cosines: np.ndarray) -> np.ndarray:
-    """Cosines of the hits without the query itself, or without the last hit if the query is not among them."""
+    """Cosines of the hits without the query's own item, or without the last hit if this item is not a hit."""
     return -np.sort(-np.where(ids == own[:, None], -np.inf, cosines), axis=1)[:, :-1]

@@ -1,10 +1,10 @@
-"""`Store`: the rows of an index, with vectors, κ and ids, without FAISS.
+"""`Store`: the vectors, κ and ids of an index, one row for each item.
 
-Every row has a slot: a number that rises from row to row and is never reused. FAISS knows rows by their slots, and may
-still hold the slot of a removed row. A place is one number for a row's chunk and position in the chunk.
+Every row has a slot: a number that rises from row to row and is never reused. FAISS identifies rows by slots, and may
+still hold the slot of a removed row. A place is one number that encodes a row's chunk and the position in the chunk.
 
-Rows lie in chunks of about 32 MiB. New rows fill the last chunk, and a chunk with many removed rows is copied without
-them. So the time of an addition or removal does not grow with the index.
+Rows lie in chunks of about 32 MiB. New rows fill the last chunk. A sweep copies a chunk without its removed rows. So
+the time of an addition or removal does not grow with the index.
 """
 
 import signal
@@ -21,16 +21,11 @@ _COLUMNS = ("vectors", "kappa", "ids", "slots")
 _CHUNK = 2**25  # bytes of a chunk's vectors
 _LEAST_ROOM = 256
 _REMOVED = -1.0  # κ of a removed row; no other κ is negative
-TOMBSTONES = 0.2  # share of removed rows that starts a sweep
+TOMBSTONES = 0.2  # a chunk with at least this share of removed rows is swept
 
 
 class Chunk:
-    """Up to `room` rows, some of them removed.
-
-    Attributes:
-        size: number of rows, removed ones included.
-        n_removed: number of removed rows.
-    """
+    """Up to `room` rows; `size` counts all rows, and `n_removed` the removed ones among them."""
 
     def __init__(self, room: int, dimension: int) -> None:
         self.vectors = np.empty((room, dimension), np.float32)
@@ -50,7 +45,7 @@ class Chunk:
         self.size = end
 
     def allowed(self, rows: slice, least_kappa: float, among: Int64[np.ndarray, " G"] | None) -> Bool[np.ndarray, " N"]:
-        """Mask of the rows with κ ≥ `least_kappa` and an id in `among`, which is sorted; None for any id."""
+        """Mask of the rows with κ ≥ `least_kappa` and an id in the sorted `among`; None for any id."""
         is_allowed, ids = self.kappa[rows] >= least_kappa, self.ids[rows]
         if among is None or len(ids) == 0:
             return is_allowed
@@ -59,7 +54,7 @@ class Chunk:
 
     @property
     def needs_sweep(self) -> bool:
-        """Whether at least 20 % of the rows are removed."""
+        """Whether the share of removed rows is at least `TOMBSTONES`."""
         return self.n_removed >= TOMBSTONES * self.size
 
     def here(self) -> Int64[np.ndarray, " N"]:
@@ -68,7 +63,7 @@ class Chunk:
 
 
 class Store:
-    """N unit vectors of dimension D with κ, id and slot; in NumPy, which takes half of torch's time for one query."""
+    """N unit vectors of dimension D with κ, id and slot, in NumPy: for one query, torch takes twice the time."""
 
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
@@ -89,7 +84,7 @@ class Store:
         return np.concatenate([getattr(chunk, name)[chunk.here()] for chunk in (self._empty, *self.chunks)])
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
-        """New slots; if the addition fails, they stay unused."""
+        """Slots for `count` new rows."""
         first, self._next_slot = self._next_slot, self._next_slot + count
         return np.arange(first, self._next_slot)
 
@@ -100,7 +95,7 @@ class Store:
         ids: Int64[np.ndarray, " N"],
         slots: Int64[np.ndarray, " N"],
     ) -> None:
-        """Add rows, whose slots must be above all present ones."""
+        """Add rows; their slots must be above all present slots."""
         start = 0
         while start < len(ids):
             if not self.chunks or self.chunks[-1].size == self._room:
@@ -112,20 +107,20 @@ class Store:
         self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
 
     def slots_of(self, ids: Int64[Tensor, " N"]) -> Int64[np.ndarray, " N"]:
-        """Slots of ids, which must all be stored."""
+        """Slots of stored ids."""
         return np.array([self._slot_of[item] for item in ids.tolist()], dtype=np.int64)
 
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
         """Remove the rows of these slots; other rows keep their order and slots.
 
-        Rows are only marked as removed until they are a fifth of their chunk. Ctrl-C takes effect after the removal.
+        The rows are marked as removed; a sweep later drops them. Ctrl-C takes effect after the removal.
         """
         places = self.places_of(slots)
         with _delay_interrupt():
             for number, _, rows in self._by_chunk(places[places >= 0]):
                 chunk = self.chunks[number]
                 chunk.kappa[rows] = _REMOVED
-                chunk.vectors[rows] = 0  # ranks behind every vector of positive cosine
+                chunk.vectors[rows] = 0  # a zero vector ranks behind all positive cosines
                 chunk.n_removed += len(rows)
                 for item in chunk.ids[rows].tolist():
                     del self._slot_of[item]
@@ -133,7 +128,7 @@ class Store:
                 self.chunks = tuple(self._chunks_without_tombstones())
 
     def _chunks_without_tombstones(self) -> list[Chunk]:
-        """The chunks, those with many removed rows copied without them; a small copy joins the chunk before it."""
+        """The chunks after a sweep. A swept chunk with few rows is merged with the chunk before it."""
         kept = list[Chunk]()
         for chunk in self.chunks:
             if not chunk.needs_sweep:
@@ -182,7 +177,7 @@ class Store:
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def of_ids(self, name: str, ids: Int64[Tensor, " N"]) -> np.ndarray:
-        """Values of a column for ids, which must all be stored."""
+        """Values of a column for stored ids."""
         return self.take(name, self.places_of(self.slots_of(ids)))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -207,7 +202,7 @@ class Store:
 
 @contextmanager
 def _delay_interrupt() -> Iterator[None]:
-    """Delay Ctrl-C, which only reaches the main thread, until the block has ended."""
+    """Delay Ctrl-C until the block has ended, in the main thread, the only one that Ctrl-C interrupts."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -23,10 +23,10 @@ class Decisions:
         codes: (Q,) positions of the answers in `DECISIONS`.
         probability: (Q,) P(the first hit is right), or P(the pair matches); 0 without a hit.
         score: (Q,) cosine of the first hit; −∞ without a hit.
-        ood_score: (Q,) the OOD score of the flag, higher meaning more OOD.
-        p_value: (Q,) conformal p-value of the OOD score; small means unusually high.
-        flagged_by: name of each query's OOD score: the calibration's flag, or a substitute if evidence is missing.
-        stale: whether the gallery's size differs by over 20 % from the calibration's.
+        ood_score: (Q,) OOD score of the flag; higher means more OOD.
+        p_value: (Q,) conformal p-value of the OOD score; small means an unusually high score.
+        flagged_by: name of each query's flag: the calibration's flag, or a substitute if evidence is missing.
+        stale: whether the gallery has grown or shrunk by over 20 % since calibration.
     """
 
     codes: Int64[Tensor, " Q"]
@@ -69,13 +69,14 @@ class Decisions:
 
 @dataclass(frozen=True)
 class SearchDecisions(Decisions):
-    """The answers to Q searches. Their probability is P(known) · P(right | known).
+    """The answers to Q searches, with the probability P(known) · P(right | known).
 
     Attributes:
-        p_known: (Q,) probability that the gallery holds a match, given the expected share of queries without a match.
+        p_known: (Q,) probability that the gallery holds a match, for the expected share of queries without a match.
         right_if_known: (Q,) probability that the first hit is right if the gallery holds a match.
         statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ without a hit.
-        false_accept: (Q,) conformal p-value of the statistic among calibration queries without a match, or strangers.
+        false_accept: (Q,) conformal p-value of the statistic among calibration queries without their matches, or among
+            strangers.
         accept: name of each query's statistic: `probability`, or a score.
         accept_above: (Q,) accept threshold: a statistic above it means `match`, unless the query is flagged.
         flag_above: (Q,) flag threshold: a query with an `ood_score` above it is flagged.
@@ -93,9 +94,7 @@ class SearchDecisions(Decisions):
 def decision_codes(
     flagged: Bool[Tensor, " Q"], statistic: Float[Tensor, " Q"], *, accept_above: float
 ) -> Int64[Tensor, " Q"]:
-    """(Q,) positions in `DECISIONS`: abstain if flagged, match if above the threshold, else unknown.
-
-    A statistic equal to the threshold is not accepted.
+    """(Q,) positions in `DECISIONS`: abstain if flagged, match if strictly above the threshold, else unknown.
 
     Example:
         >>> flagged, statistic = torch.tensor([False, False, True]), torch.tensor([0.9, 0.2, 0.9])

@@ -1,14 +1,14 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
-A single score, such as the cosine of the first hit, is not learnt from the calibration data. So a threshold found by
-counting is exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. Therefore a function
-learnt on the other folds scores each calibration query, and a function learnt on all folds scores a new query. This is
-cross-conformal prediction.
+A single score, such as the cosine of the first hit, is not learnt from the calibration data. So its threshold keeps the
+target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. Therefore a function
+learnt on the other folds gives the probability of each calibration query, while a function learnt on all folds gives
+the probability of a new query. This is a form of cross-conformal prediction.
 
-Instead, each fold's function could score a new query, to compare it with that fold only. The rate would then be at most
-twice the target for any distribution (Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one
-function for new queries, as here, the rate is at most the target if leaving out a fold changes no decision. In
-`tests/retrieval/decisions/test_acceptance`, mean rates exceed the target by no more than chance.
+With one function for new queries, the rate is at most the target if leaving out a fold changes no decision. (With one
+function for each fold, the rate would be at most twice the target for any distribution; Vovk 2015; Barber, Candès,
+Ramdas and Tibshirani 2021, theorem 4.) In `tests/retrieval/decisions/test_acceptance`, mean rates exceed the target by
+no more than chance.
 """
 
 import math
@@ -40,9 +40,9 @@ class Acceptance:
     """Accepts a first hit if its statistic is above a threshold.
 
     Attributes:
-        accept: `probability`, or the name of a score; the statistic is the probability, or minus the score.
-        match_probability: computes the probability from its two factors.
-        false_accepts: the statistic of queries without their matches, or of strangers.
+        accept: name of the statistic: `probability`, or a score for minus this score.
+        match_probability: computes the probability.
+        false_accepts: statistics of queries without their matches, or of strangers.
         right_hits: (R,) sorted statistics of the queries with a match; −∞ if the first hit is wrong.
         statistics: (S,) statistics of all calibration queries in the whole gallery, and of separate strangers.
         is_right: (S,) whether each query's first hit is right; False for a stranger.
@@ -71,12 +71,12 @@ class Acceptance:
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
-            accept: name of the statistic; by default `probability`. The best single score replaces this default if its
-                AUROC is greater by more than a standard error, or if only 1 to 9 first hits are right. The AUROC is of
-                right first hits against queries without a match and strangers.
+            accept: name of the statistic. The default is `probability`, or the best single score if its AUROC (of right
+                first hits against queries without a match and strangers) is greater by more than a standard error, or
+                if only 1 to 9 first hits are right.
             of_strangers: whether to bound false accepts of strangers, instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
-            classes: (O,) classes of the strangers; with them, the bound is for a random item of a new class.
+            classes: (O,) classes of the strangers; the bound is then for a random item of a new class.
         """
         scores = evidence.queries.scores
         if accept is not None:
@@ -114,7 +114,7 @@ class Acceptance:
         """The least threshold that keeps all promises; ∞ if too many answers with a high statistic are wrong.
 
         Args:
-            far: share of queries without a match that may be accepted; see `ConformalScores.threshold`.
+            far: greatest share of accepted first hits among queries without a match; see `ConformalScores.threshold`.
             wrong: greatest share of wrong answers among the answers, for the calibration's share of strangers; see
                 `control_selective_risk`. None for no promise.
         """
@@ -134,7 +134,7 @@ class Acceptance:
 
 
 def _best(evidence: Evidence, *probability: Tensor) -> str:
-    """The statistic that best separates right first hits from queries without a match and from strangers."""
+    """The default statistic; see `Acceptance.fit`."""
 
     def separation(queries: Tensor, *unanswerable: Tensor) -> float:
         sides = [auroc(-queries[evidence.right], -kind) for kind in unanswerable if len(kind)]
@@ -146,5 +146,5 @@ def _best(evidence: Evidence, *probability: Tensor) -> str:
     single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.queries.scores}
     best = max(single, key=lambda name: (single[name], name == "cosine"))
     n_right, area = int(evidence.right.sum()), single[best]
-    error = math.sqrt(area * (1 - area) / n_right)  # the best of many scores looks better than it is
+    error = math.sqrt(area * (1 - area) / n_right)  # the greatest of many AUROCs is too high by chance
     return PROBABILITY if n_right >= MIN_PER_OUTCOME and separation(*probability) >= area - error else best

@@ -37,7 +37,7 @@ class OtherQueries:
         cosines: (O, K) of their hits.
         labels: (O, K) of the hits; None for a gallery without labels.
         features: (O, P) of the queries, if the calibration queries have features.
-        classes: (O,) of the queries, if known.
+        classes: (O,) of the queries, if there are any.
     """
 
     embeddings: Embeddings
@@ -53,14 +53,14 @@ class CalibrationData:
 
     Attributes:
         searches: searches of Q queries of known classes.
-        queries: their embeddings.
+        queries: embeddings of the queries.
         features: (Q, P) of the queries.
         classes: (Q,) of the queries, numbered as in the reference. A query that simulates a stranger is compared only
             with reference items of other classes.
         gallery_labels: (G,) of the gallery items.
         reference: features of known items.
         strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
-        mixture: unlabelled queries. If they are both known ones and strangers, P(known) is learnt from them.
+        mixture: unlabelled queries. P(known) is learnt from a mixture of known queries and strangers.
 
     Raises:
         ValueError: if queries and searches differ in number, or no query has a match.
@@ -114,7 +114,7 @@ class CalibrationData:
         )
 
     def evidence(self, nearest: dict[str, int], *, labelled: bool) -> Evidence:
-        """All scores of the queries, of the queries without their matches, and of strangers.
+        """All scores of the queries in the gallery, of the queries without their matches, and of strangers.
 
         Args:
             nearest: number of neighbours for each score.
@@ -172,9 +172,9 @@ class Choices:
             of strangers in cross-validation.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
-        of_strangers: true to bound false accepts of strangers, false to bound them for calibration queries without
-            their matches. If strangers have classes, the bound is for a random item of a new class.
-        share: expected share of strangers among future queries, unless a mixture gives it.
+        of_strangers: whether to bound false accepts of strangers, instead of calibration queries without their matches.
+            If strangers have classes, the bound is for a random item of a new class.
+        share: expected share of strangers among future queries; a mixture gives its own share.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -207,11 +207,7 @@ def calibrate(
     Args:
         data: searches of held-out queries, and of strangers if any.
         choices: targets and scores; by default `Choices()`.
-        key: fingerprint of the run; see `Calibration`.
-        verifier: decides whether two images match.
-        unseen: p-values of new classes, learnt from the gallery; its labels are sorted `label_key`s.
-        unmatched: queries that bound false accepts in a part of the gallery.
-        intervals: for the cosines of hits; see `Calibration`.
+        key, verifier, unseen, unmatched, intervals: see `Calibration`.
         facts: further facts to keep, as JSON. A mixture adds its `share_of_strangers`, with an interval.
 
     Raises:

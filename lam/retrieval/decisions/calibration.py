@@ -1,7 +1,6 @@
 """`Calibration`: thresholds, probabilities and sets for answers, with their promised error rates.
 
-`lam.retrieval.decisions.calibrate` learns one, `lam.retrieval.decisions.files` writes it, and
-`lam.retrieval.decisions.conformal` states the assumptions.
+`lam.retrieval.decisions.calibrate` learns a calibration; `lam.retrieval.decisions.conformal` states the assumptions.
 """
 
 import math
@@ -40,9 +39,9 @@ class Targets:
     """Target error rates, each in (0, 1).
 
     Attributes:
-        far: share of searches without a match whose first hit is accepted (FPIR).
-        ood: share of in-distribution queries that are flagged.
-        conformal_miss: share of queries with a match in the gallery whose conformal set holds no match.
+        far: share of accepted first hits among searches without a match (FPIR).
+        ood: share of flagged queries among in-distribution queries.
+        conformal_miss: share of conformal sets without a match among queries with a match in the gallery.
         wrong: share of wrong answers among the answers, at a confidence of 0.95; None for no promise.
     """
 
@@ -83,7 +82,7 @@ class UnmatchedQueries:
 
     Attributes:
         mean: (R, D) directions.
-        labels: (R,) the `label_key` of their matches, which are left out; −1 if no item can match.
+        labels: (R,) the `label_key` of the items that each query leaves out, its matches; −1 if no item can match.
         classes: (R,) classes of strangers, if the promise is about new classes.
     """
 
@@ -98,21 +97,21 @@ class Calibration:
 
     Attributes:
         key: fingerprint of the network, posterior and preprocessing.
-        gallery_size: number of items that the calibration searched; the false-accept rate grows with it.
+        gallery_size: number of items that the calibration searched; the false-accept rate grows with the gallery.
         targets: the promised error rates.
         flag: the score that flags queries.
-        detector: the OOD scores of the calibration queries.
-        acceptances: by all scores; by scores of mean, κ and hits; and by the same without labels. Equal ones appear
-            once. The first acceptance whose scores are all available decides on a query.
+        detector: computes OOD scores.
+        acceptances: from all scores; from scores of mean, κ and hits; and from these scores without labels. Equal
+            acceptances appear once. The first acceptance with all its scores available decides on a query.
         reliability: bins of the first acceptance's cross-validated P(right | known).
         depth: least k such that the first k hits hold a match with probability 1 − `conformal_miss`; None for too few
             queries.
         kappa: histogram of the calibration queries' κ.
         dimension: number of embedding dimensions D.
-        nearest: number of neighbours for each score, unless it is the default.
+        nearest: numbers of neighbours by score, instead of `Score.k`.
         reference: features of known items, if any.
         verifier: decides on pairs of images; None without pairs.
-        unseen: p-values of new classes, learnt from the gallery; its labels are sorted `label_key`s; or None.
+        unseen: p-values of new classes, with sorted `label_key`s as labels; None if not learnt.
         unmatched: queries that bound false accepts in a part of the gallery; None for a gallery without labels.
         intervals: for the cosine between a hit and another image of the query's class; None for too few pairs.
         facts: further facts, as JSON.
@@ -138,17 +137,17 @@ class Calibration:
 
     @property
     def accept(self) -> str:
-        """Name of the accept statistic: `probability`, or a score; the statistic is then minus the score."""
+        """Name of the accept statistic: `probability`, or a score for minus this score."""
         return self.acceptances[0].accept
 
     @property
     def false_accepts(self) -> ConformalScores:
-        """The accept statistic of queries without a match in the gallery, or of strangers; see `facts`."""
+        """The accept statistics of queries without their matches, or of strangers."""
         return self.acceptances[0].false_accepts
 
     @property
     def match_probability(self) -> MatchProbability:
-        """P(known) and P(right | known) of a query with complete evidence."""
+        """P(known) and P(right | known) from all scores."""
         return self.acceptances[0].match_probability
 
     @cached_property
@@ -172,11 +171,11 @@ class Calibration:
 
     @property
     def kappa_below(self) -> float:
-        """The threshold of a flag by κ alone, at the same target: smaller κ are flagged."""
+        """The κ below which the flag `kappa` flags a query, at the same target."""
         return -self._flags_above["kappa"]
 
     def flag_without(self, *missing: Missing) -> str:
-        """The flag, or its substitute for queries that lack some evidence."""
+        """The flag, or the flag that replaces it for queries that lack some evidence."""
         flag, detector = self.flag, self.detector
         for kind in missing:
             flag = substitute(flag, kind, detector.components(flag), detector.calibrated)
@@ -187,7 +186,7 @@ class Calibration:
         return float((self.acceptances[0].right_hits > threshold).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
-        """Whether a gallery's size differs by over 20 % from the calibration's, so that the rates no longer hold."""
+        """Whether the gallery has grown or shrunk by over 20 % since calibration, so that the rates no longer hold."""
         return abs(gallery_size - self.gallery_size) > STALE_BEYOND * self.gallery_size
 
     def decide(
@@ -207,16 +206,16 @@ class Calibration:
 
         Args:
             hits: hits of the queries, 50 (`N_HITS`) or more for each, or all items of the gallery.
-            queries: their embeddings.
-            features: (Q, P) of the queries; without features, a flag by hits replaces a flag that needs them.
-            labels: (Q, K) of the hits, negative for an unlabelled hit; None for a gallery without labels. A query with
-                an unlabelled hit among the first 50 is answered without labels, as calibration hits all have labels.
+            queries: embeddings of the queries.
+            features: (Q, P) of the queries; without features, a flag by hits replaces a flag that needs features.
+            labels: (Q, K) of the hits, negative for an unlabelled hit; None for a gallery without labels. For a query
+                with an unlabelled hit among the first 50, no labels are used, because calibration hits all have labels.
             gallery_size: number of items now; by default as in the calibration.
             accept_above: another accept threshold, such as one from a slider.
-            flag_above: another flag threshold, a value of −κ for the flag κ; ignored if a substitute replaces `flag`.
+            flag_above: another flag threshold, −κ for the flag `kappa`; not used if another flag replaces `flag`.
 
         Raises:
-            ValueError: as for `scores`; also for a threshold that is NaN, or for too few hits per query.
+            ValueError: as for `scores`; also for a threshold that is NaN, or too few hits per query.
         """
         for name, threshold in (("accept_above", accept_above), ("flag_above", flag_above)):
             if threshold is not None and math.isnan(threshold):
@@ -227,7 +226,7 @@ class Calibration:
         if labels is not None and (is_unlabelled := (labels[:, :N_HITS] < 0).any(1)).any():
             thresholds = {"accept_above": accept_above, "flag_above": flag_above}
             decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
-            # decided without labels where one is missing, and with labels elsewhere; `where` drops the rows of zeros
+            # decide without labels if one is missing, else with labels; `where` drops the rows with filled-in labels
             return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
         scores = self.scores(hits, queries, features=features, labels=labels)
         missing: list[Missing] = ["input"] if features is None else []
@@ -287,7 +286,7 @@ class Calibration:
             )
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
-        cosines = hits.scores[:, :N_HITS]  # as many as in the calibration, because shares depend on the number of hits
+        cosines = hits.scores[:, :N_HITS]  # as many as in the calibration: shares depend on the number of hits
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:
             cosines = labels = None
@@ -300,15 +299,15 @@ class Calibration:
         """Whether embeddings are flagged without a search, by a flag that needs no hits.
 
         Raises:
-            ValueError: if the flag needs features that are not given.
+            ValueError: if the flag needs features and there are none.
         """
         scores, flag = self._scores(embeddings, features=features), self.flag_without("hits")
         return self.detector.ood_score(flag, scores) > self._flags_above[flag]
 
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
-        """p-values of "of a new class" and "of a class in the gallery" for each query, see `UnseenClasses`.
+        """p-values of "of a new class" and "of a class in the gallery" for each query; see `UnseenClasses`.
 
-        None for a query whose first hit has no label that `unseen` knows, and for all queries without `unseen`.
+        A query gets None if `unseen` does not hold the label of its first hit; all queries get None without `unseen`.
 
         Args:
             first: (Q,) cosines of the first hits.
@@ -326,8 +325,8 @@ class Calibration:
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
         """Whether each of R pairs matches; abstain if κ flags either image, each at the rate `targets.ood`.
 
-        At most a share `targets.far` of the pairs that do not match is called a match. The probability assumes that
-        half of all pairs match.
+        Of the pairs that do not match, at most a share `targets.far` gets the answer `match`. The probability assumes
+        that half of all pairs match.
 
         Args:
             first: R embeddings.
@@ -369,7 +368,7 @@ def query_scores(
     """Every available score of queries and their hits, by name, float64 on the CPU.
 
     Args:
-        queries: embeddings of the queries; without features, only their mean and κ are used.
+        queries: embeddings of the queries; without features, only mean and κ are used.
         cosines: (Q, K) of the hits; None without hits.
         features: (Q, P) of the queries.
         labels: (Q, K) of the hits.

@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
-The one assumption is exchangeability: calibration scores and new scores are equally likely in every order, as for
-draws from one source. Training and tuning data are only nearly exchangeable with new data; drifting data are not.
+The one assumption is exchangeability: every order of calibration scores and new scores is equally likely, as for
+draws from one source. Training and tuning data are not quite exchangeable with new data; drifting data are not at all.
 """
 
 import math
@@ -24,8 +24,8 @@ _RESAMPLES = 2000  # bootstrap draws of classes
 class ConformalScores:
     """Rates at which a score exceeds thresholds, learnt from N calibration scores.
 
-    Scores of one class are not independent. With `classes`, C classes are the exchangeable units instead of N scores.
-    The promise is then about a random item of a new class; see `threshold`.
+    Scores of one class may depend on each other. With `classes`, the exchangeable units are C classes instead of N
+    scores. The promise is then about a random item of a new class; see `threshold`.
 
     Attributes:
         scores: (N,) calibration scores, rising, float64; high scores are flagged or accepted.
@@ -90,8 +90,8 @@ class ConformalScores:
         of class c's scores above t. Proof: let a new class C + 1 be exchangeable with the others, and G(t) the mean of
         F_c(t) over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order of classes. So a
         random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, because
-        F_(C+1) ≤ 1. Items of a class may depend on each other, and classes may have any sizes, 1 included. The promise
-        holds in the mean over new classes: some classes exceed t far more often than others.
+        F_(C+1) ≤ 1. The promise holds for any sizes of classes, in the mean over new classes: some classes exceed t far
+        more often than others.
 
         Source: Lee, Barber and Willett (2023), hierarchical conformal prediction, for classes; Dunn, Wasserman and
             Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
@@ -105,10 +105,10 @@ class ConformalScores:
         return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
 
     def law(self, target: float) -> tuple[int, int]:
-        """Parameters (a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
+        """Parameters (a, b) of the Beta distribution of the rate at which new scores exceed `threshold(target)`.
 
-        Over calibration sets, the rate is Beta(N + 1 − r, r) with r as in `threshold`, and lower with ties. Of O new
-        scores, the number above the threshold is Beta-binomial with the same a and b.
+        Over calibration sets, the rate is Beta(N + 1 − r, r) with r as in `threshold`; ties lower the rate. The number
+        of O new scores above the threshold is Beta-binomial with the same a and b.
 
         Source: Vovk (2012), proposition 2.
         """
@@ -126,7 +126,7 @@ class ConformalScores:
         return (1 + self._count_above(threshold)) / (self.n_units + 1)
 
     def share_above(self, threshold: float) -> tuple[float, float, float]:
-        """Share of calibration scores above a threshold, or the mean of this share over classes, and its interval."""
+        """Share of calibration scores above a threshold (with classes, the mean share), and both ends of `interval`."""
         return self._count_above(threshold) / self.n_units, *self.interval(threshold)
 
     def _count_above(self, threshold: float) -> float:
@@ -142,10 +142,10 @@ class ConformalScores:
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
         """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
-        The threshold may be fixed beforehand or learnt by `threshold`. At least a share `level` of such intervals cover
-        the rate. With classes, the result is a percentile interval of the mean of F_c (see `threshold`) over resampled
-        classes. This interval is widened to include the Clopper-Pearson interval at the nearest whole numbers of
-        classes, because resampling says nothing if all or no scores exceed the threshold.
+        The threshold may be fixed beforehand or learnt by `threshold`. The interval covers the rate with probability
+        `level` or more. With classes, the result is a percentile interval of the mean of F_c (see `threshold`) over
+        resampled classes. This interval is widened to include the Clopper-Pearson interval at the nearest whole numbers
+        of classes, because resampling says nothing if all scores or no scores exceed the threshold.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:
@@ -161,10 +161,10 @@ class ConformalScores:
         return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """(Q,) conformal p-values of new scores; small means that the score is unusually high.
+        """(Q,) conformal p-values of new scores, float64, on the device of the scores; small means unusually high.
 
         p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, shares are summed as in `rate`. For exchangeable
-        scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). The result is float64, on the device of the scores.
+        scores, P(p ≤ α) ≤ α; p ≤ α means score > threshold(α).
         """
         check_no_nan("scores", scores)
         below = torch.searchsorted(self.scores, scores.detach().cpu().double())
@@ -209,9 +209,7 @@ def least_rate(n: int) -> float:
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
-    """Exact interval of a rate after `count` events in `n` trials; it covers any rate with probability `level` or more.
-
-    Shorter intervals, such as Wilson's, cover some rates less often than stated (0.84 for 0.95).
+    """Interval of a rate after `count` events in `n` trials, which covers any rate with probability `level` or more.
 
     Source: Clopper and Pearson (1934).
 
@@ -231,8 +229,8 @@ def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float,
 def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     """The smallest k such that the first k hits hold a match of a new query with probability 1 − target.
 
-    k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `ConformalScores.threshold` for the promise
-    and its assumption. The promise is about queries with a match in the gallery.
+    k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `ConformalScores.threshold`. The promise is
+    about queries with a match in the gallery.
 
     Source: Angelopoulos and Bates (2023), section 1, with the rank of the first match as the score.
 

@@ -11,8 +11,8 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 LEVEL = 0.9
 """Promised share of intervals that hold the cosine."""
-_HITS = 10  # first hits of each query that are used; answers seldom show more
-_PAIRS = 2000  # more pairs would move the ends less than sampling does
+_HITS = 10  # number of first hits used for each query; answers seldom show more
+_PAIRS = 2000  # greatest number of pairs
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class CosineIntervals:
     """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)] around the cosine c of a query and its hit.
 
     The cosine between the hit and another image of the query's class lies in the interval with probability `LEVEL`,
-    averaged over queries of known classes and their first ten hits. A query with a small κ gets a wide interval: with
-    one width for all, the cosines of uncertain queries would too often lie outside.
+    averaged over queries of known classes and their first ten hits. A small κ widens the interval: with one width for
+    all queries, the cosines of uncertain queries would too often lie outside.
 
     Attributes:
         below: offset of the lower end for κ = 1.
@@ -37,11 +37,11 @@ class CosineIntervals:
     def fit(
         cls, queries: Embeddings, labels: Int64[Tensor, " Q"], gallery: Float[Tensor, "G D"], hits: Int64[Tensor, "Q K"]
     ) -> "CosineIntervals | None":
-        """Intervals by split conformal prediction; None for fewer pairs than the level needs.
+        """Intervals by split conformal prediction; None if there are too few pairs for the level.
 
-        The units are disjoint pairs of queries of one class. A hit of one query has two cosines: with this query, and
-        with the other query of the pair. Quantiles of (second − first) · κ^(1/4) are `below` and `above`; see
-        `ConformalScores.threshold`.
+        The exchangeable units are disjoint pairs of queries of one class. A hit of one query has two cosines: with this
+        query, and with the other query of the pair. Conformal quantiles of (second − first) · κ^(1/4) are `below` and
+        `above`; see `ConformalScores.threshold`.
         """
         first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))
         rate = (1 - LEVEL) / 2
@@ -56,7 +56,7 @@ class CosineIntervals:
         return cls(-below, above, len(first))
 
     def __call__(self, cosines: Float[Tensor, "Q K"], kappa: Float[Tensor, " Q"]) -> Float[Tensor, "Q K 2"]:
-        """(Q, K, 2) lower and upper ends, float64, for the cosines of hits and the κ of their queries."""
+        """(Q, K, 2) lower and upper ends, float64, for cosines of hits and κ of the queries."""
         width = _width(kappa)[:, None]
         ends = [cosines.double() + offset * width for offset in (self.below, self.above)]
         return torch.stack(ends, 2).clamp(-1, 1)
@@ -67,7 +67,7 @@ def _width(kappa: Tensor) -> Tensor:
 
 
 def pairs_of(labels: Int64[Tensor, " Q"]) -> tuple[Int64[Tensor, " P"], Int64[Tensor, " P"]]:
-    """Rows of disjoint pairs with equal labels, drawn at random, because neighbours in a list may be more alike."""
+    """Rows of disjoint pairs with equal labels, drawn at random, because adjacent images may be more alike."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = shuffled[labels[shuffled].argsort(stable=True)]
     rising = labels[order]

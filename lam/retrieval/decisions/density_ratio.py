@@ -1,8 +1,8 @@
 """P(known) from a density ratio: known queries against strangers, or against an unlabelled mixture of both.
 
-The distance from calibration queries (`lam.retrieval.decisions.one_class`) does not know in which directions
-strangers lie; examples of strangers show this. An unlabelled mixture, such as the queries of a service, suffices,
-because its density ratio ranks queries in the same order.
+Unlike `lam.retrieval.decisions.one_class`, the ratio learns from examples how strangers differ from known queries. An
+unlabelled mixture, such as the queries of a service, suffices, because its density ratio ranks queries in the same
+order.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -20,7 +20,7 @@ from lam.retrieval.decisions.probability import Correctness, MonotoneRegression,
 from lam.utils.checks import check_share
 
 OtherScores = Mapping[str, Float[Tensor, "..."]]
-"""Scores by name, one value for each of O queries that may be strangers."""
+"""Scores by name, one value for each of O strangers or unlabelled queries."""
 
 SHARE = 0.5
 """Default share of queries without a match."""
@@ -28,21 +28,21 @@ SHARE = 0.5
 MONOTONE_SCORES = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
 """Scores that are higher for strangers, chosen on validation data of photographs, faces, characters and texts."""
 
-_TOPS = (0.25, 0.5, 0.75)  # shares of the known queries in the sets A of `from_mixture`
+_TOPS = (0.25, 0.5, 0.75)  # shares of known queries in the sets A of `from_mixture`
 
 
 @dataclass(frozen=True)
 class DensityRatio:
     """P(known) of a query, by a regression that separates queries with a match in the gallery from others.
 
-    Let r be the density of known queries over the density of others, and π the share of strangers. P(known) is
-    (1 − π)r/((1 − π)r + π) if the others are strangers, and min(1, (1 − π)r) if they are a mixture.
+    Let r be the density of known queries over the density of the others, and π the share of strangers. P(known) is
+    (1 − π)r/((1 − π)r + π) if the others are strangers, and min(1, (1 − π)r) if the others are a mixture.
 
     Attributes:
-        regression: P(known | scores), learnt from the training queries.
-        odds: weight of the other training queries over the weight of the known ones.
+        regression: P(known | scores) among the training queries.
+        odds: total weight of the others over total weight of the known queries, in training.
         share: π.
-        is_mixture: whether the others are unlabelled, with known queries among them.
+        is_mixture: whether the others are an unlabelled mixture.
         interval: confidence interval of π at 0.95, if π was estimated.
     """
 
@@ -54,19 +54,19 @@ class DensityRatio:
 
     @classmethod
     def from_strangers(cls, known: Scores, others: Sequence[OtherScores], *, share: float = SHARE) -> "DensityRatio":
-        """Learn from known queries and one or more kinds of strangers; `share` is π of future queries."""
+        """Learn from known queries and one or more kinds of strangers; `share` is π for future queries."""
         check_share("the share of queries without a match", share)
         return cls(monotone_regression(known, others), 1.0, share)
 
     @classmethod
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "DensityRatio":
-        """Learn from known queries and O unlabelled ones, and estimate the share of strangers among these.
+        """Learn from known queries and O unlabelled queries; estimate the share of strangers among the unlabelled.
 
-        For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
-        equality if A holds no stranger. The estimate is the greatest of three such bounds. Their sets A hold the 25, 50
-        and 75 % of known queries with the highest P(known), by a regression learnt on the other folds. The interval's
-        lower end is a Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one
-        of the sets holds no stranger.
+        For any set A of queries, P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
+        equality if A holds no stranger. The estimate is the greatest of these bounds for three sets. The sets hold the
+        25, 50 and 75 % of known queries with the highest cross-validated P(known). The lower end of the interval is a
+        Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one of the sets
+        holds no stranger.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
         """
@@ -83,7 +83,7 @@ class DensityRatio:
 
     @property
     def holds_both(self) -> bool:
-        """Whether a mixture holds strangers and known queries, by the interval of π; true without a mixture."""
+        """Whether the interval of π excludes 0 and 1; true if π was not estimated."""
         return self.interval is None or (self.interval[0] > 0 and self.interval[1] < 1)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
@@ -96,8 +96,8 @@ class DensityRatio:
 def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
     """Regression of P(known) on `MONOTONE_SCORES`.
 
-    Each kind of others has the same total weight; all kinds together weigh as much as the known queries. The margin is
-    used only with labels, because without labels an item that is stored twice has a margin of zero.
+    Each kind of `others` has the same total weight; all kinds together weigh as much as the known queries. The margin
+    needs labels, because without labels an item that is stored twice has a margin of zero.
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
     if len(groups) == 1:
@@ -111,7 +111,7 @@ def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> Monoton
 
 
 def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, tuple[float, float]]:
-    """π and its interval, from the out-of-fold P(known) of each query."""
+    """π and its interval, from the cross-validated P(known) of each query."""
     level = 1 - (1 - LEVEL) / (2 * len(_TOPS))
     least = looks_known[is_known].quantile(1 - torch.tensor(_TOPS, dtype=torch.float64))
     known, low_known, high_known = _shares_above(least, looks_known[is_known], level)
@@ -122,7 +122,7 @@ def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, t
 
 
 def _shares_above(least: Float[Tensor, " T"], values: Tensor, level: float) -> Float[Tensor, "3 T"]:
-    """Share of values at or above each bound, and both ends of its interval."""
+    """Share of values at or above each bound, and both ends of the share's interval."""
     counts = [int((values >= bound).sum()) for bound in least]
     rows = [(count / len(values), *clopper_pearson(count, len(values), level=level)) for count in counts]
     return torch.tensor(rows, dtype=torch.float64).T

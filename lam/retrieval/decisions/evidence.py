@@ -1,4 +1,4 @@
-"""`Evidence`: scores of calibration queries, with and without their matches, and of strangers, in folds."""
+"""`Evidence`: scores of calibration queries, with and without their matches, and of strangers, split into folds."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -31,9 +31,9 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Data of a calibration: Q queries, M of them also searched without their matches, and O strangers.
+    """Data of a calibration: searches of Q queries, of M of these queries without their matches, and of O strangers.
 
-    A query is in the same fold with and without its matches; a class of strangers is in one fold.
+    Both searches of a query are in one fold, and all strangers of a class are in one fold.
 
     Attributes:
         queries: Q queries in the whole gallery.
@@ -41,7 +41,7 @@ class Evidence:
         right: (Q,) whether the first hit is a match.
         no_match: M queries in the gallery without their matches.
         strangers: O queries of classes that neither the gallery nor the reference holds.
-        simulated: M calibration queries, scored as if their classes were new; empty if `strangers` are these queries.
+        simulated: M calibration queries, scored as if their classes were new; empty if `strangers` holds these queries.
     """
 
     queries: Group
@@ -76,7 +76,7 @@ class Evidence:
         return replace(self, **few)
 
     def without(self, fold: int) -> "Evidence":
-        """The evidence without a fold; all of it if no query with a match would remain."""
+        """The evidence without a fold; all evidence if no query with a match would remain."""
         kept = self.queries.fold != fold
         if not (self.has_match & kept).any():
             return self
@@ -86,7 +86,7 @@ class Evidence:
     def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
         """F statistics of `queries`, `no_match`, `strangers` and `simulated`, by functions learnt on the other folds.
 
-        `fit` learns a function that maps the scores of N searches to (F, N) values.
+        `fit` learns a function from the scores of N searches to (F, N) statistics.
         """
         groups = self.queries, self.no_match, self.strangers, self.simulated
         parts: list[list[Tensor]] = [[] for _ in groups]
@@ -105,6 +105,6 @@ class Evidence:
 
 
 def folds_of(units: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The fold of each of N items: items of one unit, such as a class, share a random fold."""
+    """The random fold of each of N items; items of one unit, such as a class, share a fold."""
     names, position = units.unique(return_inverse=True)
     return (random_order(len(names)).argsort() % FOLDS)[position]

@@ -1,7 +1,7 @@
 """The files of a calibration, in the folder `calibration/` of a run, with a manifest of checksums.
 
 calibration.json       key, targets, probabilities, histogram
-tables.safetensors     the calibration scores behind every threshold, reliability, and the reference features
+tables.safetensors     calibration scores of all thresholds, reliability, and the reference features
 """
 
 from dataclasses import fields
@@ -36,11 +36,11 @@ _OF_PARTS: dict[str, Any] = {
     "answers": tuple[MatchProbability, ...],
     "sameness": Correctness | None,
 }
-"""Types of metadata: attributes of the calibration (`_OWN`), and attributes of its parts."""
+"""Types of metadata: attributes of the calibration (`_OWN`), and of its parts (`_OF_PARTS`)."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
-    """Write a calibration; after a crash the folder holds the old one or the new one."""
+    """Write a calibration. After a crash, the folder holds the old calibration or the new one."""
     detector, verifier, acceptances = calibration.detector, calibration.verifier, calibration.acceptances
     metadata: dict[str, Any] = {
         **{name: getattr(calibration, name) for name in (*_PLAIN, *_OWN)},
@@ -54,7 +54,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
 
 
 def load_calibration(run: str | Path, *, key: str) -> Calibration:
-    """Read the calibration of a run, checked before anything is parsed.
+    """Read the calibration of a run, after a check of its files.
 
     Args:
         run: the run's folder.

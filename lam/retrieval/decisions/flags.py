@@ -1,4 +1,4 @@
-"""Flags for queries that cannot be judged: a threshold on one or several scores, at a promised rate of false flags."""
+"""Flags for queries that look like strangers: a threshold on an OOD score, at a promised rate of false flags."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from lam.retrieval.metrics.scores import SCORES
 from lam.utils.checks import check_choice, check_length, check_no_nan
 
 COMBINED = "combined"
-"""Several scores combined into one."""
+"""Name of the score that combines several scores."""
 FLAGS = (*SCORES, COMBINED)
 """Scores that can flag a query."""
 Missing = Literal["input", "hits", "labels"]
@@ -25,15 +25,14 @@ _LEAST_GAIN = 0.005  # a single score must beat the combined score by more than 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
-    """Computes OOD scores of queries and keeps the calibration queries' scores; a higher score is more unusual.
+    """Computes OOD scores of queries; a higher score is more unusual.
 
-    A regression learnt on the other folds gives each calibration query its combined score. So each calibration query
-    helps to set the threshold; `lam.retrieval.decisions.acceptance` explains the promised rate.
+    The combined scores of calibration queries are cross-validated, as in `lam.retrieval.decisions.acceptance`.
 
     Attributes:
         calibrated: scores of the calibration queries by name, `kappa` included.
-        combined: separates known queries from strangers; its method `doubt` gives the combined score. None if not
-            learnt.
+        combined: regression that separates known queries from strangers; its `doubt` is the combined score. None
+            without strangers.
         ranking: AUROC of strangers against known queries by score, the greatest first; empty without strangers.
     """
 
@@ -53,7 +52,7 @@ class OodDetector:
 
     @classmethod
     def fit(cls, evidence: Evidence) -> "OodDetector":
-        """A detector; with strangers, also a combined score that separates them from queries with a match."""
+        """A detector from evidence; with strangers, it has a combined score."""
         single = cls.of(evidence.queries.scores)
         if not len(evidence.strangers):
             return single
@@ -71,12 +70,12 @@ class OodDetector:
         return cls(
             {**single.calibrated, COMBINED: ConformalScores.of(queries)},
             monotone_regression(evidence.known, evidence.stranger_kinds),
-            dict(sorted(areas.items(), key=lambda area: (-area[1], area[0] == "kappa"))),  # κ comes last in a tie
+            dict(sorted(areas.items(), key=lambda area: (-area[1], area[0] == "kappa"))),  # κ is last in a tie
         )
 
     @property
     def best(self) -> str:
-        """The flag of greatest AUROC, or `combined` if its AUROC is at most 0.005 lower; κ without strangers."""
+        """The flag with the greatest AUROC, or `combined` if at most 0.005 below; κ without strangers."""
         if COMBINED not in self.ranking:
             return "kappa"
         first = next(iter(self.ranking))
@@ -86,7 +85,7 @@ class OodDetector:
         """The calibration scores of one flag.
 
         Raises:
-            ValueError: for an unknown flag, or a flag whose evidence the calibration lacked.
+            ValueError: for an unknown flag, or a flag that the calibration could not compute.
         """
         check_choice("flag", flag, FLAGS)
         if flag not in self.calibrated:
@@ -95,7 +94,7 @@ class OodDetector:
         return self.calibrated[flag]
 
     def components(self, flag: str) -> tuple[str, ...]:
-        """Names of the scores that enter a flag of this detector."""
+        """Names of the scores from which this detector computes a flag."""
         return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
 
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
@@ -121,7 +120,7 @@ def needs_reference(flag: str) -> bool:
 
 
 def needs_input(flag: str) -> bool:
-    """Whether a flag needs more of a query than its mean and κ."""
+    """Whether a flag needs features, variance or parts of κ, beyond mean and κ of a query."""
     return "variance" in components_of(flag) or _needs(components_of(flag), "features", "parts")
 
 
@@ -134,7 +133,7 @@ def substitute(flag: str, missing: Missing, components: Sequence[str] = (), know
     Args:
         flag: the flag of the calibration.
         missing: `input` if a query has only its mean and κ; `hits`; or `labels` of the hits.
-        components: the scores that enter the flag; by default all possible ones.
+        components: the scores from which the flag is computed; by default all possible scores.
         known: the flags of the calibration.
     """
     names = components or components_of(flag)
@@ -149,12 +148,12 @@ def substitute(flag: str, missing: Missing, components: Sequence[str] = (), know
 
 
 def components_of(flag: str) -> tuple[str, ...]:
-    """All scores that may enter a flag."""
+    """All scores from which a flag may be computed."""
     return MONOTONE_SCORES if flag == COMBINED else (flag,)
 
 
 def _needs(scores: Sequence[str], *evidence: str) -> bool:
-    """Whether any of the scores needs any of the evidence; see `lam.retrieval.metrics.scores.Score`."""
+    """Whether a score needs any of this evidence; see `lam.retrieval.metrics.scores.Score`."""
     return any(need in evidence for name in scores for need in SCORES[name].needs)
 
 

@@ -1,9 +1,9 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
-The probability was learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
-the cosine of the first hit alone, which needs no learning. The calibration's `UnmatchedQueries` search the part, each
-without its matches. Their cosines and the cosine of a new query are exchangeable. So the threshold by counting keeps
-the target exactly (`lam.retrieval.decisions.conformal`), in any part that was chosen without regard to these queries.
+The probability is learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
+the cosine of the first hit alone. To find the threshold, each of the calibration's `UnmatchedQueries` searches the part
+without its matches. The cosines of these queries and of a new query are exchangeable, so the threshold keeps the target
+(`lam.retrieval.decisions.conformal`). The part must have been chosen without regard to these queries.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from lam.retrieval.decisions.flags import substitute
 from lam.retrieval.index.hits import Hits
 from lam.vmf.embeddings import Embeddings
 
-_BLOCK = 16  # queries per search, so that other searches run in between
-_HITS = 64  # first hits of each query; if all of them match, more are searched
+_BLOCK = 16  # queries per search; other searches can run in between
+_HITS = 64  # first hits of each query; if all of them match, the search is repeated for more hits
 
 
 def false_accepts(
@@ -31,12 +31,13 @@ def false_accepts(
 ) -> ConformalScores | None:
     """Cosine of the best hit that does not match, for each unmatched query; −1 without such a hit.
 
-    If an index returns only matches, the cosine of the last hit counts: an upper bound, which raises the threshold.
+    If an index returns only matches, the cosine of the last hit replaces it: an upper bound, which raises the
+    threshold.
 
     Args:
-        calibration: has the unmatched queries that search the part; without them, the result is None.
+        calibration: calibration with unmatched queries; without them, the result is None.
         search: finds the k nearest items of the part for queries.
-        labels_of: returns the `label_key` of items by id, −1 for an item without a label, which counts as no match.
+        labels_of: returns the `label_key` of items by id; −1 for an item without a label, which never matches.
         size: number of items in the part.
     """
     unmatched = calibration.unmatched
@@ -68,8 +69,8 @@ def false_accepts(
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
     """The calibration for a part of the gallery, which accepts by cosine at thresholds of `scores`.
 
-    Its flag uses no hits, so the flag's promise stays. Probabilities, conformal sets and the share of wrong answers
-    have no promise, because they were learnt for the whole gallery.
+    The flag uses no hits, so its promise holds. Probabilities, conformal sets and the share of wrong answers have no
+    promise, because they are learnt for the whole gallery.
     """
     last = calibration.acceptances[-1]  # it needs the least evidence of a query
     acceptance = replace(

@@ -1,13 +1,12 @@
 """`judge` decides on hits of any vector store; `calibrate_vectors` learns the calibration from the store's vectors.
 
-The hits must satisfy a contract, because thresholds and probabilities are learnt from cosines of exact searches:
+The hits must obey these rules, because thresholds and probabilities are learnt from cosines of exact searches:
 
 - Vectors are the `mean` of the encoder that embeds the queries, with the same number of samples if it averages samples.
 - Scores are cosines, best first; convert other scores. pgvector (`<=>`) and Chroma (space `cosine`) give
   distances: the cosine is 1 - distance. Elasticsearch gives (1 + cosine) / 2: the cosine is 2 score - 1. Qdrant
   (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only for unit vectors.
-- The search is exact or nearly exact: a missed neighbour lowers cosines and votes. Recall of 50 hits should be above
-  0.95.
+- The search finds at least 0.95 of the 50 nearest neighbours: missed neighbours lower cosines and votes.
 - Each query has 50 hits (`N_HITS`), or all items of the store. Each hit has its label.
 - Nothing filters the search: a filtered store is another gallery, with its own calibration.
 """
@@ -30,8 +29,8 @@ from lam.retrieval.metrics.searches import search_open_set
 from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
-_BEYOND_ONE = 1e-3  # rounding of half precision
-_RISE = 1e-5  # rounding may let scores rise by this much
+_BEYOND_ONE = 1e-3  # rounding error of half precision
+_RISE = 1e-5  # rounding errors may let scores rise by this much
 
 Queries = Embeddings | tuple[Any, Any]
 """Embeddings of lam, or a pair (mean, κ): Q unit vectors and Q concentrations, as tensors, arrays, tables or lists."""
@@ -49,7 +48,7 @@ def judge(
     """Decisions on Q queries from the hits of any vector store.
 
     Args:
-        calibration: learnt with the same encoder and gallery, whose size may have changed by a fifth.
+        calibration: learnt with the same encoder and gallery; the gallery may have grown or shrunk by a fifth.
         queries: embeddings of the queries.
         scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
         labels: Q lists of K labels of the hits, "" for a hit without a label; None for a store without labels.
@@ -97,7 +96,7 @@ def calibrate_vectors(
         vectors: (G, D) of all items in the store, or their embeddings; without unlabelled items.
         labels: G labels of the items.
         choices: error rates and scores; no score may need features. A false-accept rate of r needs 1/r - 1 queries.
-        key: name of the encoder; `load_calibration` requires the same.
+        key: name of the encoder; `load_calibration` requires the same name.
 
     Raises:
         ValueError: for a missing label, different lengths, vectors that are not unit vectors, or too few queries.
@@ -122,7 +121,7 @@ def calibrate_vectors(
 
 
 def _embeddings(queries: Queries) -> Embeddings:
-    """Embeddings of unit vectors with κ in its range."""
+    """Checked embeddings from `Queries`, with κ clamped to `KAPPA_RANGE`."""
     if not isinstance(queries, Embeddings):
         if not isinstance(queries, tuple | list) or len(queries) != 2 or queries[1] is None:
             raise ValueError(
@@ -130,14 +129,14 @@ def _embeddings(queries: Queries) -> Embeddings:
                 "each query is"
             )
         mean, kappa = _rows("queries", queries[0]), _tensor(queries[1]).double()
-        # NaN and negative numbers stay, for the check
+        # NaN and negative numbers stay: the check rejects them
         queries = _plain(mean, torch.where(kappa >= 0, kappa.clamp(*KAPPA_RANGE), kappa))
     _check_units("queries", queries, queries.dimension)
     return queries
 
 
 def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
-    """Require unit vectors of this dimension; the error begins with `name`."""
+    """Reject embeddings that are not unit vectors of this dimension; the error begins with `name`."""
     try:
         unit_vectors(embeddings, dimension)
     except ValueError as error:
@@ -145,7 +144,7 @@ def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
 
 
 def _check_words(name: str, labels: Sequence[str], advice: str) -> None:
-    """Require strings: tensor elements equal only themselves, and 0 would pass for a missing label."""
+    """Reject labels that are not strings: elements of a tensor are all unequal, and 0 would mean a missing label."""
     for place, label in enumerate(labels):
         if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
@@ -159,13 +158,13 @@ def _plain(mean: Tensor, kappa: Tensor) -> Embeddings:
 
 
 def _tensor(values: Any) -> Tensor:
-    if hasattr(values, "to_numpy"):  # pandas: torch would look rows up by the labels of the index
+    if hasattr(values, "to_numpy"):  # pandas: torch would look up rows by index labels
         values = np.stack([*values.to_numpy()])
     return torch.as_tensor(values)
 
 
 def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
-    """A matrix from a tensor, an array or lists."""
+    """A matrix of floats from a tensor, an array or lists."""
     try:
         rows = _tensor(values)
     except (ValueError, TypeError) as error:
@@ -176,7 +175,7 @@ def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
 
 
 def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
-    """Scores clamped to [-1, 1]; a `ValueError` unless they are cosines, best first."""
+    """Scores clamped to [-1, 1]; a `ValueError` for scores that are not cosines, best first."""
     cosines = _rows("scores", scores)
     if len(cosines) != n_queries:
         raise ValueError(f"scores must have a row for each of {n_queries} queries, got {len(cosines)}")

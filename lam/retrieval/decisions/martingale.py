@@ -1,12 +1,12 @@
-"""Test martingales: wealth that tends to grow only if the data change, for alarms that may be read at any time.
+"""Test martingales: tests of a stream of data that may be read at any time.
 
 A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. By Ville's
-inequality, the probability that a wealth of 1 ever grows to 1/α is then at most α. In contrast, a test that is repeated
-on a growing stream, such as Kolmogorov and Smirnov's, raises a false alarm sooner or later.
+inequality, a wealth of 1 then ever grows to 1/α with a probability of at most α. In contrast, an ordinary test that is
+repeated on a growing stream raises a false alarm sooner or later.
 
-`OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. Each score
-is compared with *all* earlier scores. A fixed calibration set would not do: its chance deviations from the truth are
-the same for every query, so that some bets would win without end.
+`OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. To this
+end, each score is compared with *all* earlier scores. The random errors of a fixed calibration set would affect every
+query alike, so that some bets would win without end.
 """
 
 from collections.abc import Callable
@@ -17,33 +17,33 @@ from jaxtyping import Bool, Float, Int64
 _ODDS = (1.2, 1.8, 3.0, 8.0)
 _LEVELS = np.repeat([0.01, 0.03, 0.1, 0.3], len(_ODDS))
 _RATE_ODDS = np.array([1.5, 2.0, 4.0, 10.0, 30.0, 100.0])
-_SCALE = 100.0  # queries in which most early accounts wake
+_SCALE = 100.0  # unit of n in `asleep`
 
 
 def asleep(n: int) -> float:
-    """Share of the wealth that still sleeps (has not bet) after n rounds: 1/(2 + 2 log(1 + n/100)), and 1 at first.
+    """Share of the wealth that sleeps (has not bet) after n rounds: 1 for n = 0, else 1/(2 + 2 log(1 + n/100)).
 
-    Half of the wealth wakes in the first round, in case the data changed earlier. The share falls so slowly that a
-    change after n rounds costs only log n + 2 log log n of log wealth. For late changes, any constant rate costs more.
+    Half of the wealth wakes in the first round, because the data may have changed before. The share falls so slowly
+    that a change after n rounds costs only log n + 2 log log n of log wealth.
     """
     return 1.0 if n == 0 else 0.5 / (1 + float(np.log1p(n / _SCALE)))
 
 
 class Martingale:
-    """Wealth of accounts that wake one after another and then bet in every round.
+    """Wealth of a gambler who starts to bet with some of the wealth in each round, and then bets it in every round.
 
-    In round n, J bets pay b_nj. The wealth is M_n = asleep(n) + Σ_j W_nj, where W_nj = (W_(n−1)j + (asleep(n−1) −
-    asleep(n))/J) · b_nj is the awake wealth in bet j. Under the hypothesis, b_nj and M_n/M_(n−1) have means of at most
-    1 given the past. An account that wakes late has not lost before: a long good past does not hide a change. M_n is
-    the Shiryaev-Roberts statistic, a sum over waking times, with weights of sum 1. Without weights the statistic bounds
-    only the mean time to a false alarm.
+    In round n, bet j of J multiplies its stake by b_nj. The wealth is M_n = asleep(n) + Σ_j W_nj, where W_nj =
+    (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj is the awake wealth in bet j. Under the hypothesis, b_nj and
+    M_n/M_(n−1) have means of at most 1, given the past. Wealth that wakes late has lost no earlier bets, so a long past
+    without change does not hide a change. M_n is the Shiryaev-Roberts statistic, a sum over waking times, with weights
+    of sum 1.
 
     Source: Vovk, Gammerman and Shafer (2022), Algorithmic Learning in a Random World, algorithm 9.4, with another
         rate of waking.
 
     Args:
         shape: (..., J) for J bets on each stream.
-        asleep: share of the wealth that has not bet in the first n rounds, a falling function of n from 1.
+        asleep: share of the wealth that sleeps after n rounds: a function of n that falls from 1.
 
     Attributes:
         n: number of rounds.
@@ -65,7 +65,7 @@ class Martingale:
         self._asleep = asleep
 
     def bet(self, log_bets: Float[np.ndarray, "... J"]) -> None:
-        """Play a round in which the bets pay these factors, given as logarithms."""
+        """Play a round in which the bets multiply their stakes by these factors, given as logarithms."""
         woken = (self._asleep(self.n) - self._asleep(self.n + 1)) / log_bets.shape[-1]
         self.n += 1
         self.log_accounts = np.logaddexp(self.log_accounts, np.log(woken)) + log_bets
@@ -80,8 +80,8 @@ class Martingale:
 def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
     """Logarithms of 16 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
 
-    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times the odds of a. A bet wins most
-    if a share b of the p-values is at most a.
+    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times the odds of a. Log wealth grows
+    fastest in a bet if a share b of the p-values is at most a.
     """
     odds = np.tile(_ODDS, 4) * _LEVELS / (1 - _LEVELS)
     return _two_valued(p[..., None] <= _LEVELS, _LEVELS, odds)
@@ -90,8 +90,8 @@ def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
 def rate_bets(error: Bool[np.ndarray, "..."], rate: float) -> Float[np.ndarray, "... J"]:
     """Logarithms of 6 bets that errors are more frequent than `rate`: b/rate for an error, else (1 − b)/(1 − rate).
 
-    The odds of b are 1.5 to 100 times the odds of the rate. A bet has a mean of at most 1 if errors have a
-    frequency of at most `rate`.
+    The odds of b are 1.5 to 100 times the odds of `rate`. If the error rate is at most `rate`, a bet has a mean of at
+    most 1.
 
     Source: Waudby-Smith and Ramdas (2024), section 4, for one-sided bets.
     """
@@ -107,20 +107,20 @@ class OnlinePValues:
     """Smoothed p-value of each score among all scores so far, in cells of a fixed grid.
 
     p = (#{earlier above} + U · (1 + #{earlier equal}))/(n + 1) for n earlier scores and a uniform U. For exchangeable
-    scores of any distribution the p-values are independent and uniform, ties included. So scores in one cell of a grid
-    may count as equal, and the memory is bounded. The cells must not depend on the scores.
+    scores of any distribution, even with ties, the p-values are independent and uniform. So scores in one cell of the
+    grid may count as equal, which bounds the memory. The cells must not depend on the scores.
 
     Source: Vovk, Gammerman and Shafer (2005), proposition 2.8.
 
     Args:
-        counts: number of earlier scores in each cell, by rising doubt; changed in place.
+        counts: number of earlier scores in each cell, by rising doubt; updated in place.
     """
 
     def __init__(self, counts: Int64[np.ndarray, " B"]) -> None:
         self.counts = counts
 
     def __call__(self, cell: int, uniform: float) -> float:
-        """p-value of a score, which then joins the earlier scores."""
+        """p-value of a score, which from then on counts as an earlier score."""
         above = int(self.counts[cell + 1 :].sum())
         p = (above + uniform * (1 + int(self.counts[cell]))) / (int(self.counts.sum()) + 1)
         self.counts[cell] += 1

@@ -17,9 +17,10 @@ class MatchProbability:
     """P(the first hit is right) = P(known) · P(right | known); a query is known if the gallery holds a match.
 
     Attributes:
-        usual: P(known) from the query's likeness to the calibration queries.
+        usual: P(known) from the similarity of the query to the calibration queries.
         right: P(right | known).
-        contrast: P(known) by contrast with queries without a match, or with unlabelled queries; None without them.
+        contrast: P(known) learnt from known queries against queries without a match, or against unlabelled queries;
+            None without these other queries.
     """
 
     usual: OneClassModel
@@ -32,7 +33,7 @@ class MatchProbability:
 
         Args:
             evidence: scores of the calibration queries and strangers.
-            share: expected share of future queries without a match, in (0, 1).
+            share: expected share of queries without a match among future queries, in (0, 1).
             mixture: scores of unlabelled queries; used if the interval of their share of strangers excludes 0 and 1.
         """
         right = Correctness.fit(evidence.known, evidence.right_if_known)
@@ -45,7 +46,7 @@ class MatchProbability:
         return cls(OneClassModel.fit(evidence.known), right, contrast)
 
     def p_known(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known): the lesser of `usual` and `contrast`."""
+        """P(known): the smaller of `usual` and `contrast`."""
         usual = self.usual(scores)
         return usual if self.contrast is None else torch.minimum(usual, self.contrast(scores))
 
@@ -56,7 +57,7 @@ class MatchProbability:
     def cost(self, scores: Scores, *, wrong: float, stranger: float) -> Float[Tensor, " N"]:
         """Expected cost of answering: wrong · P(known and wrong) + stranger · P(not known).
 
-        The best rule answers if and only if this is below the cost of not answering.
+        The best rule answers if this cost is below the cost of not answering.
 
         Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, theorem 1.
         """

@@ -1,6 +1,6 @@
 """Number of neighbours for each score, chosen on calibration data and bounded by the number of items in a class.
 
-If a person has four photos, a mean over ten hits includes six hits of other people.
+With four photos of each person, a mean over ten hits would include at least six hits of other people.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,14 @@ from lam.retrieval.metrics.scores import SCORES
 from lam.utils.checks import check_length
 
 PER_ITEM = {"knn": 1, "mean_cosine": 1, "votes": 1, "weighted_votes": 5}
-"""Greatest number of neighbours for each item of a class, by score. Far hits weigh little in `weighted_votes`."""
+"""Greatest number of neighbours by score, as a multiple of the class size."""
 MIN_QUERIES = 10
-"""Least number of searches with a right first hit, and of others, for a choice."""
+"""Least number of items in each of the two groups that a choice compares."""
 _ROWS = 1000  # at most this many reference items are compared with the whole reference
 
 
 def nearest_of(labels: Int[Tensor, " N"]) -> int:
-    """Typical class size: the lower quartile of the number of items per class.
-
-    Unlabelled items have a negative label.
-    """
+    """Typical class size: the lower quartile of the number of items per class; negative labels are missing labels."""
     counts = labels[labels >= 0].unique(return_counts=True)[1]
     if len(counts) == 0:
         raise ValueError(f"at least one item must have a label, got {len(labels)} items without: give labels, or None")
@@ -36,7 +33,7 @@ def nearest_of(labels: Int[Tensor, " N"]) -> int:
 def candidates_of(
     gallery: Int[Tensor, " N"] | None = None, reference: Int[Tensor, " O"] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Numbers of neighbours to choose from, by score: the greatest, halved again and again down to 1.
+    """Candidate numbers of neighbours, by score: the greatest number, halved again and again down to 1.
 
     Example:
         >>> candidates_of(torch.arange(5).repeat(4))
@@ -58,17 +55,18 @@ def choose_nearest(
 ) -> dict[str, int]:
     """The number of neighbours that best separates right first hits from all others, by score.
 
-    The choice maximises the AUROC of right first hits against wrong ones and `others` together. The queries of this
-    choice are not quite exchangeable with new queries. Distances to a reference with several classes need no queries:
-    up to 1,000 reference items are compared with all others and, as simulated strangers, only with other classes.
+    The choice maximises the AUROC of right first hits against wrong ones and `others` together. The choice makes the
+    calibration queries not quite exchangeable with new queries. For distances to a reference with several classes, up
+    to 1,000 reference items replace the queries. Their distance to all other items is compared with their distance to
+    items of other classes, as if they were strangers.
 
     Args:
-        candidates: numbers of neighbours, by score. The first number wins a tie. It is also chosen if the score lacks
-            evidence, or if one of the two compared groups has fewer than 10 items.
+        candidates: numbers of neighbours, by score. The first number wins a tie, or if the score lacks evidence or a
+            compared group has fewer than 10 items.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
-        correct: (Q,) whether their first hits are right.
-        others: evidence of other searches without a right hit, such as strangers. Searches that lack a score's
-            evidence do not count for that score.
+        correct: (Q,) whether the first hits of the queries are right.
+        others: evidence of other searches without a right hit, such as strangers; used for the scores that it suffices
+            to compute.
 
     Example:
         >>> right = torch.arange(40) < 20
@@ -85,7 +83,7 @@ def choose_nearest(
 def _separation(
     name: str, k: int, queries: Mapping[str, Any], correct: Tensor, others: Sequence[Mapping[str, Any]]
 ) -> float:
-    """AUROC of one score; 0 if there are too few items, so that all candidates tie."""
+    """AUROC of one score; 0 for too few items, so that all candidates tie."""
     known = queries.get("reference") if "reference" in SCORES[name].needs else None
     if known is not None and known.labels is not None and len(known.labels.unique()) > 1:
         inside, doubted = _own_and_other_neighbours(known.unit, known.labels, k)
@@ -100,7 +98,7 @@ def _separation(
 
 
 def _own_and_other_neighbours(unit: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Minus each item's cosine with the k-th nearest other item, and with the k-th nearest item of another class."""
+    """Minus each item's cosine to the k-th nearest other item, and to the k-th nearest item of another class."""
     rows = random_order(len(unit))[:_ROWS]
     cosines = unit[rows] @ unit.T
     cosines[torch.arange(len(rows)), rows] = -torch.inf

@@ -1,7 +1,7 @@
-"""P(known) from known queries alone: the likeness of a query to the calibration queries, by many scores together.
+"""P(known) from known queries alone: the similarity of a query to the calibration queries, by many scores together.
 
-A one-sided score mistakes some strangers for known queries: blur brings photographs near the mean of the training
-features. So a query is unusual if its scores lie far above or below the scores of calibration queries.
+A one-sided score mistakes some strangers for known queries: blur moves photographs towards the mean of the training
+features. So a query is unusual if its scores lie far above *or* below the scores of the calibration queries.
 """
 
 import math
@@ -20,11 +20,11 @@ from lam.retrieval.decisions.scales import ExtendedOdds, RankOdds
 from lam.retrieval.metrics.scores import SCORES
 
 UNUSUAL = 0.02
-"""P(known) is below 1 for this share of the calibration queries, the most unusual ones."""
+"""Share of the calibration queries, the most unusual ones, with a P(known) below 1."""
 
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
-"""Scores that are higher for some kind of stranger."""
-_COPIES = {"knn": 1e-10, "cosine": -1.0}  # greatest score of a copy of a known item; a cosine rounds too coarsely
+"""Scores that are higher for some kinds of strangers."""
+_COPIES = {"knn": 1e-10, "cosine": -1.0}  # a lower score means a copy of a known item; cosines cannot show copies
 _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 
 
@@ -32,29 +32,28 @@ _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls in inverse proportion to the odds of the rank.
-    So P(known) of very unusual queries is near 0 for any N.
+    A query that is stranger than all N calibration queries has p = 1/(N + 1), divided by the ratio of its odds to the
+    greatest odds. So P(known) of very unusual queries is near 0 for any N.
 
-    Strangeness is the rank of a Mahalanobis distance or the rank of `joint_surprise`, whichever is greater. The
-    distance is two-sided: each score enters as the log odds of its rank, extended beyond the extremes (`ExtendedOdds`).
-    `joint_surprise` combines `STRANGER_SCORES`. Queries like the calibration's have a mean P(known) of about 0.99.
-    Labels are not evidence: a query with hits that disagree is ambiguous, but known. Cosine and cosine spread, which
-    depend on the first hit, do not enter the distance.
+    Strangeness is the greater of two log odds of ranks: for a Mahalanobis distance, and for `joint_surprise` of
+    `STRANGER_SCORES`. The distance is two-sided and uses the log odds of each score's rank (`ExtendedOdds`). It leaves
+    out scores that need labels, because a query with hits that disagree is ambiguous, but known. It also leaves out
+    scores that depend on the first hit. Queries like the calibration queries have a mean P(known) of about 0.99.
 
-    A training item or a gallery item is unlike the calibration queries in most scores. So P(known) is 1 for a query
+    A training item or a gallery item differs from the calibration queries in most scores. So P(known) is 1 for a query
     that is nearer to a known item (`knn`) or to its first hit (`cosine`) than every calibration query, or is a copy.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
     Attributes:
-        evidence: E scores of the Mahalanobis distance.
-        together: scores of `joint_surprise`.
-        ranks: log odds of ranks of all these scores.
+        evidence: names of the E scores of the Mahalanobis distance.
+        together: names of the scores of `joint_surprise`.
+        ranks: function from each of these scores to log odds of ranks.
         mean: (E,) mean log odds of the evidence.
         precision: (E, E) inverse of the shrunk covariance of these log odds.
-        of_distance: log odds of the ranks of the calibration queries' out-of-fold distances.
-        of_surprise: log odds of the ranks of the calibration queries' out-of-fold joint surprises.
-        unusual: sorted strangeness of the calibration queries, as log odds.
+        of_distance: function from distances to log odds of ranks, from cross-validated distances.
+        of_surprise: function from joint surprises to log odds of ranks, from cross-validated surprises.
+        unusual: sorted strangeness of the calibration queries.
     """
 
     evidence: tuple[str, ...]
@@ -68,7 +67,7 @@ class OneClassModel:
 
     @classmethod
     def fit(cls, scores: Scores) -> "OneClassModel":
-        """Learn from the scores of N known queries; each query is compared with queries of the other folds."""
+        """Learn from the scores of N known queries; each is compared with queries of the other folds."""
         evidence = tuple(name for name in scores if is_evidence(name))
         if not evidence:
             raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")
@@ -104,7 +103,7 @@ class OneClassModel:
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor, ConformalScores, ExtendedOdds, ExtendedOdds]:
-        """The model as tensors, converted once, because a service scores one query at a time."""
+        """The model as tensors, cached because a service scores one query at a time."""
         columns = self.mean, self.precision, self.unusual
         mean, precision, unusual = (torch.tensor(values, dtype=torch.float64) for values in columns)
         of_scores = ExtendedOdds(tuple(self.ranks[name] for name in (*self.evidence, *self.together)))
@@ -114,8 +113,8 @@ class OneClassModel:
 def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
     """−log of the mean (1/E Σ p^(−1/2))^(−2) over E scores; p is the share of calibration scores above a score.
 
-    The mean lies between the geometric mean, which is small for several small p, and the harmonic mean, which is small
-    for one small p. −log p = log(1 + e^x) for the extended log odds x of 1 − p.
+    This mean lies between the geometric mean, which is small for several small p, and the harmonic mean, which is small
+    for one small p. With the extended log odds x of 1 − p, −log p = log(1 + e^x).
 
     Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
     """
@@ -123,7 +122,7 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
 
 
 def is_evidence(name: str) -> bool:
-    """Whether a score measures how unusual a query is: it reads no labels, and does not hinge on the first hit."""
+    """Whether a score can enter the Mahalanobis distance: it needs no labels, and does not depend on the first hit."""
     return name not in _FIRST_HIT_SCORES and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 

@@ -1,4 +1,4 @@
-"""Regressions of P(first hit is right) and P(known) on scores of the query and its hits, stored as plain numbers."""
+"""Regressions of P(first hit is right) and P(known) on scores of the query and its hits."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ Scores = Mapping[str, Float[Tensor, " N"]]
 FOLDS = 5
 """Number of folds of a cross-validation."""
 MIN_PER_OUTCOME = 10
-"""Least number of right and of wrong first hits to learn from more than one score."""
+"""Least number of right and of wrong first hits for a regression on more than one score."""
 SINGLE_SCORE = "cosine"
-"""The preferred single score."""
+"""The score that is used alone if first hits are too few."""
 
 LOGISTIC_COUNTS = 300
-"""Weight m of the logistic curve against the isotonic curve, in searches; chosen by log score on validation data."""
+"""Weight m of the logistic curve in `Correctness`, chosen by log score on validation data."""
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: prior variances of the weights
 _BINS = 10
@@ -37,8 +37,8 @@ class MonotoneRegression:
     """P(known) from several scores, decreasing in each.
 
     log(P/(1 − P)) = b − Σ_j w_j x_j, where all w_j ≥ 0 and x_j is score j on a `SoftScale`. The weights minimise the
-    weighted sum of log losses plus the ridge penalty Σ w²/2. A score measures doubt, so a negative weight could only
-    fit noise. Without negative weights a few dozen queries suffice.
+    weighted sum of log losses plus the ridge penalty Σ w²/2. A score measures doubt, so a negative weight would fit
+    noise.
 
     Attributes:
         evidence: names of the E scores.
@@ -62,7 +62,7 @@ class MonotoneRegression:
     def fit(
         cls, scores: Scores, known: Bool[Tensor, " N"], weight: Float[Tensor, " N"] | None = None
     ) -> "MonotoneRegression":
-        """Learn from scores of N queries and whether each is known; by default, queries have equal weights."""
+        """Learn from scores of N queries, whether each is known, and the weights of the queries (equal by default)."""
         if len(known) == 0 or not scores:
             raise ValueError(f"P(known) needs queries and scores, got {len(known)} queries and {len(scores)} scores")
         _check_scores(scores, "the queries", len(known))
@@ -83,18 +83,18 @@ class MonotoneRegression:
         bounds = [(0.0, None)] * len(scales) + [(None, None)]
         found: Any = minimize(loss, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds)
         *weights, intercept = map(float, found.x)
-        weights = (max(weight, 0.0) for weight in weights)  # rounding may leave the bound by 1e-19
+        weights = (max(weight, 0.0) for weight in weights)  # rounding may violate the bound by 1e-19
         return cls(tuple(scores), scales, tuple(weights), intercept)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known), float64, for the share of known queries in training."""
+        """P(known), float64, if known queries are as frequent as in training."""
         return (self.intercept - self._weighted(scores)).sigmoid()
 
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
-        """Σ_j w_j x_j / Σ_j w_j, float64: orders queries as 1 − P does; 0 if all weights are 0.
+        """Σ_j w_j x_j / Σ_j w_j, float64, in the same order as 1 − P; 0 if all weights are 0.
 
-        Doubts from regressions on different parts of the data are comparable. Log odds are not, because the penalty
-        shrinks the weights more if there are fewer queries.
+        Doubts from regressions on different parts of the data are comparable, unlike log odds: with fewer queries, the
+        penalty shrinks the weights more.
         """
         total = sum(self.weights)
         return self._weighted(scores) / (total or 1.0)
@@ -117,18 +117,18 @@ class MonotoneRegression:
 class Correctness:
     """P(first hit is right) from several scores, by logistic and isotonic regression.
 
-    Logistic regression on N searches gives the sum s = b + Σ_j w_j x_j, where x_j is the log odds of the rank of score
-    j (see `RankOdds`). An isotonic regression g of the outcomes on out-of-fold values of s corrects the logistic curve
-    σ. The probability is (N g(s) + m σ(s))/(N + m) with m = 300, because g is better than σ only with hundreds of
-    searches. Where g is level, σ still orders searches. Between knots, g is linear.
+    Logistic regression on N searches gives s = b + Σ_j w_j x_j, where x_j is the log odds of the rank of score j (see
+    `RankOdds`), and the logistic curve σ(s). An isotonic regression g of the outcomes on cross-validated values of s
+    corrects σ. The probability is (N g(s) + m σ(s))/(N + m) with m = 300, because g is better than σ only with hundreds
+    of searches. Where g is constant, σ still orders searches.
 
     Attributes:
         evidence: names of the E scores.
-        ranks: log odds of ranks of each score.
+        ranks: function from each score to x_j.
         weights: w_j of each score.
         intercept: b.
-        knots: arguments of g, rising.
-        levels: values of g, rising, clamped to [1/(N + 2), 1 − 1/(N + 2)].
+        knots: arguments of g, rising; between knots, g is linear.
+        levels: values of g at the knots, rising, clamped to [1/(N + 2), 1 − 1/(N + 2)].
         n: number of searches N.
     """
 
@@ -152,8 +152,8 @@ class Correctness:
         """Learn from N searches with a match; cross-validated log score chooses the penalty of the weights.
 
         As in Laplace's rule, two searches are added: a right one with the least doubt by every score, and a wrong one
-        with the greatest doubt. So even if all searches are right, no answer is certain and P falls with doubt. With
-        fewer than 10 right or 10 wrong first hits, only the cosine is used or, without a cosine, the first score.
+        with the greatest doubt. So P falls with doubt, even if all searches are right. With fewer than 10 right or 10
+        wrong first hits, only the cosine is used or, without a cosine, the first score.
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
         """
@@ -201,7 +201,7 @@ class Correctness:
 
     @property
     def worth(self) -> dict[str, float]:
-        """Share of each score in the sum of absolute weights, falling; all scores share one scale."""
+        """Share of each score in the sum of absolute weights, the greatest first."""
         total = sum(map(abs, self.weights)) or 1.0
         shares = {name: abs(weight) / total for name, weight in zip(self.evidence, self.weights, strict=True)}
         return dict(sorted(shares.items(), key=lambda share: -share[1]))
@@ -210,7 +210,7 @@ class Correctness:
 def cross_validated(
     scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
 ) -> Float[Tensor, " N"]:
-    """The probability of each search, learnt by `fit` on the other folds."""
+    """The probability of each search, by a function that `fit` learns on the other folds."""
     probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
         probability[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
@@ -218,7 +218,7 @@ def cross_validated(
 
 
 def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
-    """Require the scores of `evidence`, all finite."""
+    """Reject scores that lack one of `evidence`, or are not finite."""
     if missing := [name for name in evidence if name not in scores]:
         raise ValueError(f"{what} needs the scores {', '.join(evidence)}; missing: {', '.join(missing)}")
     for name in evidence:
@@ -226,7 +226,7 @@ def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
-    """Masks of each of five random folds of N items, and of its complement; a single item is in both."""
+    """Masks of each of five random folds of N items, and of the fold's complement; a single item is in both."""
     number = random_order(n) % FOLDS
     for fold in range(min(FOLDS, n)):
         is_in_fold = number == fold
@@ -244,7 +244,7 @@ def rows_of(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
 
 
 def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> ReliabilityBins:
-    """Sort N answers by probability into ten bins of equal width, closed on the right, for a reliability diagram.
+    """Reliability of N answers in ten bins of probability, of equal width and closed on the right.
 
     Example:
         >>> probability_bins(torch.tensor([0.75, 0.75]), torch.tensor([True, False])).expected_error
@@ -260,7 +260,7 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
 
 
 def _out_of_fold_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
-    """Sum s of each search, with weights and intercept fitted on the other folds."""
+    """s of each search, with weights and intercept fitted on the other folds."""
     sums = torch.empty(len(x), dtype=torch.float64)
     for fold, rest in folds(len(x)):
         weights, intercept = _regression(x[rest], correct[rest], penalty)

@@ -1,8 +1,8 @@
 """`Promise`: whether the promises of a calibration still hold for the queries of a service.
 
-Queries that are less like the calibration queries than chance allows put the promises in doubt. Feedback with more
-errors than promised breaks the promises. Martingales (`lam.retrieval.decisions.martingale`) test both; they may be read
-as often as wanted.
+Queries that differ from the calibration queries by more than chance put the promises in doubt. Feedback with more
+errors than promised breaks the promises. Martingales (`lam.retrieval.decisions.martingale`) test both, so the tests may
+be read at any time.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from lam.vmf.embeddings import KAPPA_RANGE
 
 State = Literal["holds", "in doubt", "broken"]
 DOUBT = 0.05
-"""Greatest probability that promises are ever in doubt while nothing has changed."""
+"""Greatest probability that the state is ever `in doubt` while nothing has changed."""
 BROKEN = 0.01
-"""Greatest probability that promises are ever called broken while they hold."""
+"""Greatest probability that the state is ever `broken` while the promises hold."""
 
 _CELLS = 4096
 _LEAST_GAP = 1e-6  # of 1 − cosine
@@ -39,11 +39,11 @@ class Reading:
         name: `kappa` or `cosine` for a test of the queries; `far` or `wrong` for a test of the feedback.
         evidence: wealth of the bets now, 1 at the beginning.
         peak: greatest wealth so far.
-        needed: wealth at which the test alarms; the alarm stays.
+        needed: wealth at which the test raises an alarm, for good.
         n: number of queries, or of judged answers.
-        errors: errors among the judged answers; None for queries.
-        limit: rate of errors above which evidence grows: the promised rate or, if higher, the upper end of the
-            calibration's interval. None for queries.
+        errors: number of errors among the judged answers; None for queries.
+        limit: error rate above which evidence grows: the promised rate or, if higher, the upper end of the interval of
+            the calibration's rate. None for queries.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Reading:
 
 
 class _Test:
-    """A martingale that alarms once its wealth reaches 1/alpha, with counts that the test changes in place."""
+    """A martingale that raises an alarm once its wealth reaches 1/alpha, with counts that change in place."""
 
     def __init__(self, n_bets: int, alpha: float, *, breaks: bool = False, **counts: np.ndarray) -> None:
         self.martingale, self.breaks, self.counts = Martingale((n_bets,)), breaks, counts
@@ -85,7 +85,7 @@ class _Test:
 
 
 class _QueryTest(_Test):
-    """Whether a score of the queries is exchangeable with the calibration's."""
+    """Tests whether a score of the queries is exchangeable with the score of the calibration queries."""
 
     def __init__(self, name: str, calibrated: Float[np.ndarray, " N"], alpha: float) -> None:
         counts = np.bincount(cells_of(name, calibrated), minlength=_CELLS)
@@ -98,7 +98,7 @@ class _QueryTest(_Test):
 
 
 class _RateTest(_Test):
-    """Whether judged answers have more errors than a limit."""
+    """Tests whether judged answers have a greater error rate than a limit."""
 
     def __init__(self, limit: float, alpha: float, *, breaks: bool) -> None:
         super().__init__(len(rate_bets(np.array(True), limit)), alpha, breaks=breaks, errors=np.array(0))
@@ -116,23 +116,23 @@ class Promise:
     """Tests of a calibration's promises, with the state `holds`, `in doubt` or `broken`. Not safe for threads.
 
     *In doubt*: queries are no longer like the calibration queries. Each κ and each cosine of a first hit gets a p-value
-    among the calibration queries and all earlier queries; bets win on small p-values. While queries are
-    exchangeable with the calibration queries, this state is reached with a probability of at most `DOUBT`, ever.
+    among the calibration queries and all earlier queries; bets win on small p-values. While queries are exchangeable
+    with the calibration queries, the probability of ever reaching this state is at most `DOUBT`.
 
-    *Broken*: among the judged answers to strangers, more are false accepts than `far` promises. The promise is about
-    the mean over calibration sets; a single set may exceed it by chance. So the bets are against the upper end of the
-    Clopper-Pearson interval of the rate. While the promise holds, this state is reached with a probability of at most
-    `BROKEN`, if the choice of judged answers does not depend on whether they are right.
+    *Broken*: among the judged answers to strangers, the share of false accepts exceeds `far`. The promise is about the
+    mean over calibration sets; a single set may exceed the promised rate by chance. So the bets are against the upper
+    end of the Clopper-Pearson interval of the rate. While the promise holds, the probability of ever reaching this
+    state is at most `BROKEN`, if the choice of judged answers does not depend on whether they are right.
 
-    The share of wrong answers among the judged matches is tested too. If `wrong` is promised, a greater share breaks
-    the promises. Otherwise a greater share than in the calibration puts the promises in doubt.
+    A further test is about the share of wrong answers among the judged matches. If `wrong` is promised, a greater share
+    breaks the promises. Otherwise, a greater share than in the calibration puts the promises in doubt.
 
     Args:
         calibration: makes the promises.
-        seed: of the uniform draws that break ties; None for a random one.
+        seed: seed of the uniform draws that break ties; None for a random seed.
 
     Attributes:
-        key: hash of what is promised, and of the calibration queries.
+        key: hash of the promises and of the calibration queries.
     """
 
     def __init__(self, calibration: Calibration, *, seed: int | None = None) -> None:
@@ -144,7 +144,7 @@ class Promise:
         promised = targets.wrong is not None
         in_doubt, broken = DOUBT / (len(scores) + (not promised)), BROKEN / (1 + promised)
         self._queries = {name: _QueryTest(name, values, in_doubt) for name, values in scores.items()}
-        # half of each probability is for an unlucky calibration set, half for the bets
+        # half of each probability covers an unlucky calibration set, half covers lucky bets
         far = max(targets.far, calibration.false_accepts.interval(above, level=1 - broken)[1])
         self._rates = {"far": _RateTest(far, broken / 2, breaks=True)} if far < 1 else {}
         answered = acceptance.statistics > above
@@ -168,7 +168,7 @@ class Promise:
             right: whether the match was right; None if unknown, or if the answer was not a match.
 
         Returns:
-            Names of the tests that count the feedback, from `far` and `wrong`.
+            Names of the tests that use this feedback: `far`, `wrong`, both or neither.
         """
         errors = {"far": matched} if stranger else dict[str, bool]()
         if matched and right is not None:
@@ -180,7 +180,7 @@ class Promise:
 
     @property
     def state(self) -> State:
-        """`holds`, `in doubt` or `broken`; an alarm stays."""
+        """`holds`, `in doubt` or `broken`; an alarm is for good."""
         alarms = {test.breaks for test in self._tests.values() if test.alarms}
         return "broken" if True in alarms else "in doubt" if alarms else "holds"
 
@@ -190,12 +190,12 @@ class Promise:
         return [test.reading(name) for name, test in self._tests.items()]
 
     def arrays(self, *, only_feedback: bool = False) -> dict[str, np.ndarray]:
-        """State of all tests, or of the tests of feedback only, for `restore`."""
+        """Arrays for `restore`, from all tests or only from the tests of feedback."""
         tests = self._rates if only_feedback else self._tests
         return {f"{name}.{part}": values for name, test in tests.items() for part, values in test.arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Continue from the `arrays` of a promise with the same key; tests without arrays stay as they are."""
+        """Continue from the `arrays` of a promise with the same key; tests without arrays do not change."""
         for name, test in self._tests.items():
             start = f"{name}."
             own = {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
@@ -208,7 +208,7 @@ class Promise:
 
 
 def cells_of(name: str, values: Float[np.ndarray, "*N"]) -> Int64[np.ndarray, "*N"]:
-    """Cell of each κ or cosine, numbered by rising doubt; cells are equally wide in log κ, or in log(1 − cosine)."""
+    """Cell of each κ or cosine, numbered by rising doubt, on a uniform grid of log κ or log(1 − cosine)."""
     low, high = np.log(_RANGES[name])
     gaps = np.log(np.clip(values if name == "kappa" else 1 - values, *_RANGES[name]))
     places = (high - gaps if name == "kappa" else gaps - low) / (high - low)

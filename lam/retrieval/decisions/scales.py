@@ -1,4 +1,4 @@
-"""Scales of scores: log odds of ranks, and units of the spread."""
+"""Scales that make scores comparable: log odds of ranks, and units of the spread."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _BULK = 2.0  # spreads of a score from its median
 class RankOdds:
     """log(F/(1 − F)) of a score, with F the share of calibration scores below it; ties count half.
 
-    All scores share this scale, which has no outliers. It is linear between knots and constant beyond them.
+    The function is linear between knots and constant beyond them.
 
     Attributes:
         values: values of the score at the knots, rising.
@@ -95,7 +95,7 @@ class SoftScale:
 
 
 def check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:
-    """Require finite knots and levels, equal in number."""
+    """Reject knots and levels that are not finite or not equal in number."""
     if len(knots) != len(levels) or not knots or not all(map(math.isfinite, (*knots, *levels))):
         raise ValueError(f"{name} and {other} must be finite and equal in number, got {knots} and {levels}")
 

@@ -1,6 +1,6 @@
-"""Selective risk control: a threshold that promises the share of wrong answers among the answers.
+"""Selective risk control: a threshold that bounds the share of wrong answers among the answers.
 
-In contrast, `lam.retrieval.decisions.conformal` promises rates among all queries of one kind.
+In contrast, `lam.retrieval.decisions.conformal` bounds rates among all queries of one kind.
 """
 
 import math
@@ -21,22 +21,22 @@ def control_selective_risk(
 ) -> float:
     """The lowest tested threshold above which at most a share `target` of the answers is wrong, with this confidence.
 
-    R(t) = P(wrong | score > t). Threshold t_j is the (m_j + 1)-th highest score, for numbers m_1 < m_2 < … that do not
-    depend on the scores. The n_j queries above t_j hold W_j wrong answers. Given t_j, they are independent draws of
-    answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of the hypothesis R(t_j) > target. The p-values
-    are tested from the highest threshold down, until one exceeds 1 − `confidence`; the result is the threshold before.
-    This fixed-sequence testing needs no correction for many thresholds.
+    Let R(t) = P(wrong | score > t). Threshold t_j is the (m_j + 1)-th highest score, for numbers m_1 < m_2 < … that do
+    not depend on the scores. The n_j queries above t_j have W_j wrong answers. Given t_j, these queries are independent
+    draws from the answers above t_j. So P(Bin(n_j, target) ≤ W_j) is a p-value of the hypothesis R(t_j) > target. The
+    thresholds are tested from the highest down, until a p-value exceeds 1 − `confidence`. The result is the last
+    threshold before. This fixed-sequence testing needs no correction for many thresholds.
 
-    m_1 is the least number of answers that passes the test with two wrong ones. If N is less than twice this number,
-    m_1 allows one wrong answer; if N is too small for one, none. Each next m is a tenth larger; the last m is N. A
-    threshold with fewer than `answers_needed` answers, because of ties, is left out.
+    m_1 is the least number of answers that passes the test with two wrong answers. If N is less than twice this number,
+    m_1 is computed for one wrong answer or, if N is again too small, for none. Each next m is a tenth larger; the last
+    m is N. Ties can leave a threshold fewer than `answers_needed` answers; the test skips this threshold.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
-    scores, ties included. It has two assumptions. First, calibration queries and new ones are independent draws of one
-    source, with the same share of strangers. Second, answers of a higher score are not wrong more often than answers of
-    a lower one. (Without ties it suffices that R exceeds the target below one threshold and nowhere above it.) The
-    second assumption is needed because the thresholds depend on the calibration data. In simulations of 1,080 kinds of
-    scores that violate it, at most 4.4 % of 20,000 sets broke the promise, where 5 % is allowed.
+    scores. It has two assumptions. First, calibration queries and new queries are independent draws from one source,
+    with the same share of strangers. Second, answers with a higher score are not wrong more often than answers with a
+    lower score, because the thresholds depend on the calibration data. (Without ties it suffices that R exceeds the
+    target below one threshold and nowhere above it.) In simulations of 1,080 kinds of scores that violate the second
+    assumption, at most 4.4 % of 20,000 sets broke the promise, where 5 % is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
         bound as in Geifman and El-Yaniv (2017), SGR.
@@ -48,7 +48,7 @@ def control_selective_risk(
         confidence: in (0, 1).
 
     Returns:
-        The threshold, −∞ to answer every finite score; ∞ if too many answers of high score are wrong.
+        The threshold: −∞ if every finite score may be answered, ∞ if too many answers with a high score are wrong.
 
     Raises:
         ValueError: for NaN, another length, a share outside (0, 1), or fewer queries than `answers_needed`.
@@ -82,7 +82,7 @@ def control_selective_risk(
 
 
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
-    """The least number of answers, `n_wrong` of them wrong, that promise a share of at most `target`.
+    """The least number of answers that bounds the share of wrong answers by `target`, if `n_wrong` of them are wrong.
 
     This is the least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence.
 
@@ -101,7 +101,7 @@ def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL
 
 
 def _ranks(count: int, target: float, confidence: float) -> list[int]:
-    """Number of queries that each threshold answers, for scores without ties."""
+    """The numbers m_j of `control_selective_risk`."""
     starts = [answers_needed(target, n_wrong=spare, confidence=confidence) for spare in range(_SPARE + 1)]
     ranks = [max([starts[0], *(start for start in starts if 2 * start <= count)])]
     while ranks[-1] < count:

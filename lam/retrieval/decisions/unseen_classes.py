@@ -1,12 +1,11 @@
 """p-values of two hypotheses, "the item's class is new" and "is in the gallery", learnt without held-out classes.
 
-The only item of a class stands in for a stranger, because it was a stranger when it came. Promises from held-out
-classes are in `lam.retrieval.decisions.conformal`.
+An item that is the only one of its class stands in for a stranger, because it was a stranger when it arrived.
 
 The one assumption is that the gallery and the new item are exchangeable: the gallery is a random sample of incoming
-items. A hand-picked gallery is not such a sample: with four photographs of each of thirty people, no class has one
-item, whatever the share of strangers. Training on the gallery's items breaks the assumption too: training brings these
-items nearer to each other than to new items.
+items. A hand-picked gallery violates the assumption: with four photographs of each of thirty people, no class has one
+item, whatever the share of strangers. Training on the gallery's items also violates the assumption, because training
+moves these items nearer to each other than to new items.
 """
 
 from dataclasses import dataclass
@@ -23,16 +22,14 @@ from lam.utils.checks import check_length, check_no_nan
 class UnseenClasses:
     """p-values of "a new item's class is new" and of "its class is in the gallery", learnt from N gallery items.
 
-    Exactly one of the two hypotheses is true. At a level α, p ≤ α for "new" allows the statement "of a class in the
-    gallery"; p ≤ α for "in the gallery" allows the statement "of a new class". Among the items for which a statement is
-    false, at most a share α gets it. So at most a share α of all items gets a false statement.
-
-    These shares are means over galleries and new items, for any N and any sizes of classes. With M classes of one item,
-    p of "new" is never below 1/(M + 1).
+    Exactly one of the two hypotheses is true. At a level α, p ≤ α for "new" means the answer "of a class in the
+    gallery"; p ≤ α for "in the gallery" means the answer "of a new class". At most a share α of all items gets a false
+    answer, in the mean over galleries and new items, for any N and any sizes of classes. With M classes of one item,
+    the p-value of "new" is at least 1/(M + 1).
 
     Source: Xie, Zhou, Liang, Favaro and Sesia (2025), arXiv 2510.13037; Good (1953). The p-value of "in the gallery",
         for all classes at once, follows from the same exchangeability: given the N + 1 items, each item of a kind is
-        equally likely to have come last.
+        equally likely to have arrived last.
 
     Attributes:
         labels: (N,) the class of each gallery item.
@@ -66,23 +63,21 @@ class UnseenClasses:
     def share_of_new(self) -> float:
         """(M + 1)/(N + 1) for M classes of one item: an upper bound, in the mean, on the share of items of new classes.
 
-        This is the p-value of "new" without a score: Good and Turing's estimate M/N, with the next item counted.
+        This is Good and Turing's estimate M/N, with the next item counted.
         """
         return (int(self.is_single.sum()) + 1) / (len(self.labels) + 1)
 
     def p_new(self, scores: Float[Tensor, " Q"], nearest: Int[Tensor, "..."]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a new class": small means that its class is in the gallery.
 
-        p = (1 + A)/(M + 1). Of M single items, A have a `left_out` of at least the score: they lie as near to another
-        item as the new item to the gallery. If the nearest item is single, it counts too, because the new item is its
-        neighbour. For exchangeable items P(p ≤ α | its class is new) ≤ α.
-
-        Another score than nearness has the same bound if a new item raises only the nearest item's `left_out`, for
-        example a score that depends on each item alone.
+        p = (1 + A)/(M + 1), where A counts the M single items (the only ones of their class) with a `left_out` of at
+        least the score: they are as near to another item as the new item is to the gallery. If the nearest gallery item
+        is single, A includes it, because the new item is its neighbour. For exchangeable items,
+        P(p ≤ α | its class is new) ≤ α.
 
         Args:
             scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.
-            nearest: (Q,) position of that item in the gallery, from 0.
+            nearest: (Q,) position of the nearest gallery item, from 0.
         """
         check_no_nan("scores", scores)
         check_length("nearest", nearest, "the scores", len(scores))
@@ -99,9 +94,9 @@ class UnseenClasses:
     def p_in_gallery(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means that its class is new.
 
-        p = (1 + A + s)/(R + 1 + s). R items are in classes of two or more. Of these, A lie at least as far from all
-        other items as the new item lies from the gallery. The new item may be the second of its class; then the first,
-        a single item, counts too: s = 1 if a single item lies as far, else 0. For exchangeable items
+        p = (1 + A + s)/(R + 1 + s), where R items are in classes of two or more, and A of these are at least as far
+        from all other items as the new item is from the gallery. The new item may be the second of its class, and the
+        first a single item. So s = 1 if a single item is as far, else 0. For exchangeable items,
         P(p ≤ α | its class is in the gallery) ≤ α.
         """
         check_no_nan("scores", scores)

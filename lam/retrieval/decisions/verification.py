@@ -1,7 +1,6 @@
 """Whether two images match: a threshold at a promised false-match rate, and a probability.
 
-A pair is not a search: its cosine is not the best of many, so a gallery's accept threshold is far too strict, and there
-is no second hit to compare with.
+The cosine of a pair is not the best of many, as in a search, so a gallery's accept threshold would be far too strict.
 """
 
 from dataclasses import dataclass
@@ -35,9 +34,9 @@ class DrawnPairs:
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
-    """For each query, a random pair with a matching item and one with another item, as far as they exist.
+    """For each query, a random pair with a matching item and a random pair with another item, as far as they exist.
 
-    A query has only one pair of each kind, because pairs that share an image are not independent.
+    More pairs of a query would not be independent.
     """
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
     for block in row_blocks(n_queries, n_items, elements=_BLOCK_ELEMENTS):
@@ -58,7 +57,7 @@ class Verifier:
 
     Attributes:
         impostors: cosines of pairs that do not match.
-        sameness: P(the two match) from cosine and κ, if half of all pairs match.
+        sameness: P(a pair matches) from cosine and κ, if half of all pairs match.
     """
 
     impostors: ConformalScores
@@ -72,12 +71,12 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from R pairs: cosine, κ of both images, whether they match; matching pairs weigh as much as others."""
+        """Learn from R pairs with cosine, `kappa` and `other` κ of the two images, and whether the images match."""
         check_length("same", same, "the pairs", len(cosine))
         n_same, n_other = int(same.sum()), int((~same).sum())
         if min(n_same, n_other) == 0:
             raise ValueError(f"verification needs pairs that match and pairs that do not, got {n_same} and {n_other}")
-        order = random_order(len(same)).to(same.device)  # else only the first classes would count
+        order = random_order(len(same)).to(same.device)  # else only the first classes would be used
         each = min(n_same, n_other)
         balanced = torch.cat([order[kind[order]][:each] for kind in (same, ~same)]).sort().values
         evidence = _evidence(cosine[balanced], kappa[balanced], other[balanced])
@@ -86,10 +85,10 @@ class Verifier:
     def probability(
         self, cosine: Float[Tensor, " R"], kappa: Float[Tensor, " R"], other: Float[Tensor, " R"]
     ) -> Float[Tensor, " R"]:
-        """(R,) P(the two match), if half of all pairs match; arguments as in `of`."""
+        """(R,) P(a pair matches), if half of all pairs match; arguments as in `of`."""
         return self.sameness(_evidence(cosine, kappa, other))
 
 
 def _evidence(cosine: Tensor, kappa: Tensor, other: Tensor) -> dict[str, Tensor]:
-    """Minus the cosine, minus the smaller κ and minus the greater κ: higher means more doubt."""
+    """Minus the cosine, minus the smaller κ and minus the greater κ; higher means more doubt."""
     return {"cosine": -cosine, "kappa": -torch.minimum(kappa, other), "other_kappa": -torch.maximum(kappa, other)}

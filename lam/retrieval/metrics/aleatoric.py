@@ -12,7 +12,7 @@ from lam.utils.checks import check_distributions, check_finite
 def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> float | None:
     """Spearman's rank correlation, with mean ranks for ties; None if either input is constant.
 
-    For κ against the severity of a corruption, or against the entropy of people's labels, −1 is best.
+    The best correlation of κ with the severity of a corruption, or with the entropy of people's labels, is −1.
     """
     if len(one) < 2 or one.shape != other.shape:
         raise ValueError(f"one and other must be equal in number, at least 2, got {len(one)} and {len(other)}")
@@ -27,7 +27,7 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
 
 
 def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, " N"]) -> float:
-    """Share of images whose crop has a smaller κ than the whole, ties counting half; 0.5 for an uninformative κ.
+    """Share of images whose crop has a smaller κ than the whole image; ties count half. An uninformative κ gives 0.5.
 
     Source: Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
     """

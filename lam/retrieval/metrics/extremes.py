@@ -14,7 +14,7 @@ from lam.utils.checks import check_finite
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _EXTREMES = 8
-_CHARACTERS, _TEXT_LINES = 19, 8  # of a line, and lines, of a text instead of a picture
+_CHARACTERS, _TEXT_LINES = 19, 8  # greatest number of characters in a line, and of lines, of a text
 _SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture's side, the step to the next picture, half the sheet's height
 
 
@@ -26,7 +26,7 @@ def plot_extremes(
     query_image: Callable[[int], Tensor | str],
     hit_image: Callable[[int], Tensor | str],
 ) -> None:
-    """Show the eight least and eight most certain queries, each with its κ, its first hit and the verdict on it.
+    """Draw the eight least and eight most certain queries, each with its κ, its first hit and the verdict on the hit.
 
     Fewer than sixteen queries are split into two halves.
 
@@ -58,7 +58,7 @@ def plot_extremes(
 
 
 def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: str, color: str) -> None:
-    """Draw a picture or a text in the square below and right of a corner, with a frame and a title above it."""
+    """Draw a picture or a text, with frame and title, in the square with this upper left corner."""
     from matplotlib.patches import Rectangle
 
     left, top = corner
@@ -77,7 +77,7 @@ def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: st
 
 
 def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float, float]:
-    """Draw an image in the middle of a square, as large as fits; returns its width and height."""
+    """Draw an image as large as fits in the middle of a square; return the image's width and height."""
     pixels = image.detach().cpu().float()
     pixels = pixels[None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
@@ -94,7 +94,7 @@ def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float,
 
 
 def _sheet(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one axes, in inches from the upper left corner; one axes for each picture would be slower."""
+    """A figure with one set of axes, in inches from the upper left corner."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")

@@ -10,13 +10,13 @@ from torch import Tensor
 from lam.utils.autocast import without_autocast
 
 COMPONENTS = 256
-"""Number of principal components that replace wider features before a covariance is inverted."""
+"""Number of principal components to which wider features are reduced."""
 _RIDGE = 1e-7  # share of the mean variance, added to every variance because some components are constant
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Gaussians of the classes (with a common covariance) and of all items, in a space of q principal components.
+    """A Gaussian for each class, with a common covariance, and one for all items, in q principal components.
 
     Attributes:
         center: (P,) mean of all items.
@@ -63,7 +63,7 @@ class Gaussians:
 
 
 def _principal_components(centered: Tensor) -> Tensor:
-    """(P, q) up to 256 directions of greatest variance, without rounding noise; the identity for P ≤ 256."""
+    """(P, q) up to 256 directions of greatest variance, above rounding errors; the identity for P ≤ 256."""
     n_items, width = centered.shape
     if width <= COMPONENTS:
         return torch.eye(width, dtype=centered.dtype)

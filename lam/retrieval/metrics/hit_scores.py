@@ -10,13 +10,13 @@ from torch import Tensor
 NEAREST = 10
 """Default number of first hits that are averaged or counted."""
 N_HITS = 50
-"""Number of hits that these scores use; all items in a smaller gallery."""
+"""Number of hits that these scores use; a smaller gallery gives all its items."""
 
 
 def margin(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"] | None = None) -> Float[Tensor, " N"]:
-    """Cosine of the best hit of another class (of the second hit without labels), minus the first hit's cosine.
+    """Cosine of the best hit with another label than the first hit, minus the first hit's cosine.
 
-    If all hits are of one class, the last hit is used instead. A missing second hit has the cosine −1.
+    Without labels, the second hit is used; if all labels are equal, the last hit. A missing second hit has cosine −1.
 
     Example:
         >>> cosines, labels = torch.tensor([[0.9, 0.8, 0.5]]), torch.tensor([[1, 1, 2]])
@@ -38,7 +38,7 @@ def mean_cosine(cosines: Float[Tensor, "N K"], *, k: int = NEAREST) -> Float[Ten
 
 
 def cosine_spread(cosines: Float[Tensor, "N K"], *, k: int = NEAREST) -> Float[Tensor, " N"]:
-    """Standard deviation of the first k cosines: large if only some hits are near; 0 for a single hit."""
+    """Standard deviation of the first k cosines: large if only some hits are near."""
     centered = cosines[:, :k] - cosines[:, :k].mean(1, keepdim=True)
     return centered.square().mean(1).sqrt()
 
@@ -53,8 +53,8 @@ def weighted_disagreement(
 ) -> Float[Tensor, " N"]:
     """Share of the first k hits whose label differs from the first hit's; near hits count more.
 
-    Σ_j w_j [label_j ≠ label_1] / Σ_j w_j with w_j = (c_j − c_k)/(c_1 − c_k) for cosines c_j; equal weights if all
-    cosines are equal.
+    The share is Σ_j w_j [label_j ≠ label_1] / Σ_j w_j, with w_j = (c_j − c_k)/(c_1 − c_k) for cosines c_j; weights are
+    equal if all cosines are equal.
 
     Source: Dudani (1976), equation 1, with cosines instead of distances.
 

@@ -1,6 +1,6 @@
 """How well a score separates out-of-distribution (OOD) items from in-distribution (ID) items.
 
-OOD is the positive class, and a higher score means more OOD: pass −κ, not κ. scikit-learn does the counting.
+OOD is the positive class, and a higher score means more OOD: pass −κ, not κ.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from lam.utils.checks import check_finite
 
 
 def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Area under the ROC curve: P(an OOD item scores above an ID item), ties counting half; higher is better.
+    """Area under the ROC curve: P(an OOD item scores above an ID item), with ties counted half; higher is better.
 
     Args:
         in_distribution: (N,) scores of ID items.
@@ -54,7 +54,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 
 
 def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Share of OOD items among all, the AUPRC of a useless score; NaN if both sets are empty."""
+    """Share of OOD items among all items, the AUPRC of a useless score; NaN without items."""
     total = len(in_distribution) + len(out_of_distribution)
     return len(out_of_distribution) / total if total else float("nan")
 

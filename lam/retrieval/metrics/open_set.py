@@ -1,15 +1,15 @@
 """Open-set identification: how well a search separates queries with a match in the gallery from queries without one.
 
 A search answers with its first hit if the score of this hit is above a threshold. A mated search has a match in the
-gallery, a non-mated search does not. Every metric depends on the gallery's size. The arguments of all metrics:
+gallery, a non-mated search does not. Every metric depends on the gallery's size. Arguments have the same meaning in all
+functions:
 
 - score, correct: (Q,) scores of the first hits of mated searches, and whether these hits are matches.
 - mated: (Q,) the highest score of a match in each mated search.
 - non_mated: (O,) scores of the first hits of non-mated searches.
 - rate, fpir, far: share of non-mated searches that may score above the threshold, in (0, 1).
 
-A rate outside (0, 1), a NaN or different lengths raise a `ValueError`. A metric that lacks mated or non-mated searches
-is NaN.
+A rate outside (0, 1), a NaN or different lengths raise a `ValueError`. Without searches, a metric is NaN.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class OpenSet:
         n_mated: number of searches with a match.
         n_non_mated: number of searches without a match.
         fpir: the requested false-positive identification rate.
-        threshold: least score with at most a share `fpir` of the non-mated searches above it.
+        threshold: see `threshold_at`.
         tpir: see `tpir_at_fpir`.
         dir: see `dir_at_far`.
         oscr: see `oscr`.
@@ -53,7 +53,7 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics of two searches per query: a mated search, if there is a match, and a search without the matches."""
+    """Metrics of two searches per query: a mated search, if the query has a match, and one without its matches."""
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]
@@ -76,9 +76,9 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 
 
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
-    """Least score of a non-mated search with at most a share `rate` of these scores above it.
+    """Least of the non-mated scores with at most a share `rate` of these scores above it.
 
-    The threshold describes these searches; `ConformalScores.threshold` bounds the rate of new searches.
+    The rate is promised only for these searches; for new searches, see `ConformalScores.threshold`.
 
     Example:
         >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)
@@ -133,9 +133,9 @@ def dir_at_far(
 def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " O"]) -> float:
     """Area under the open-set classification rate curve; higher is better.
 
-    The curve runs over thresholds T. It shows the share of mated searches with a right first hit of score > T against
-    the share of non-mated searches of score > T. Its area is P(a mated search is right and scores above a non-mated
-    search), at most the accuracy; ties count half.
+    For all thresholds T, the curve shows the share of mated searches with a right first hit of score > T against the
+    share of non-mated searches of score > T. The area is P(a mated search is right and scores above a non-mated
+    search), with ties counted half.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 
@@ -159,8 +159,8 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
     """Area under the risk-coverage curve; lower is better.
 
     The risk at coverage n/Q is the share of wrong answers among the n most certain. A threshold keeps or drops a tie as
-    a whole, so the curve has a point for each distinct uncertainty. Trapezoids between the points give the area; before
-    the first point the risk is constant. A constant uncertainty gives the error rate.
+    a whole, so the curve has one point for each distinct uncertainty. The area is a sum of trapezoids; before the first
+    point, the risk is constant. A constant uncertainty gives the error rate.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
         Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).
@@ -179,8 +179,8 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
     """R@100P: share of mated searches whose first hit is right and scores above every wrong first hit.
 
-    This is the greatest recall without a wrong answer; higher is better. `score` and `correct` are of all searches;
-    `n_answerable` of these searches are mated.
+    This is the greatest recall without a wrong answer; higher is better. Here, `score` and `correct` cover all
+    searches, mated or not; `n_answerable` is the number of mated ones.
 
     Source: Lowry et al. (2016), Visual Place Recognition: A Survey.
 

@@ -1,8 +1,7 @@
 """Plots of the metrics, as PNG files.
 
-Each function draws the quantity in its name and writes the file `path`. A plot of named entries takes 1 to 24 entries.
-Another number, or a curve without data, raises a `ValueError`. Matplotlib's global figure, backend and style stay as
-they are.
+Each function writes the file `path`. A mapping must have 1 to 24 entries; another number, or a curve without data,
+raises a `ValueError`. Matplotlib's global figure, backend and style do not change.
 """
 
 import warnings
@@ -33,7 +32,7 @@ Value = TypeVar("Value")
 def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the sparsification curve of each uncertainty.
 
-    If `correct` is equal in all entries, the best possible curve and the level of random dropping are drawn too.
+    If all entries have the same `correct`, the plot includes the best possible curve and the level of random dropping.
 
     Args:
         ranked: by name, (Q,) `correct`, whether the first hit is relevant, and (Q,) uncertainties; Q ≥ 1.
@@ -83,11 +82,11 @@ def plot_reliability(
     below.set(xlabel=f"confidence: {confidence}", ylabel="queries")
     below.margins(y=0.25)
     _style(below)
-    _finish(figure, axes, path, legend="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)  # bars may be anywhere
+    _finish(figure, axes, path, legend="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)  # inside, it could hide bars
 
 
 def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins]) -> None:
-    """Draw accuracy against confidence for several systems, with a point for every bin that is not empty."""
+    """Draw accuracy against confidence for several systems, with a point for each non-empty bin."""
     _check_count("bins", bins)
     figure, axes = _figure()
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
@@ -105,7 +104,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several metrics of several systems as bars, side by side.
 
     Args:
-        figures: for each metric, each system's value in [0, 1], or None if undefined; the systems are always the same.
+        figures: for each metric, each system's value in [0, 1], or None if undefined; the same systems for all metrics.
     """
     _check_count("figures", figures)
     names = list(next(iter(figures.values())))
@@ -146,7 +145,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
 def plot_precision_recall(
     path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]], *, positives: str = "OOD items"
 ) -> None:
-    """Draw precision against recall of each OOD score, and the prevalence: the precision of a useless score.
+    """Draw precision against recall of each OOD score, and the prevalence, which is the precision of a useless score.
 
     Args:
         scores: for each name, (N,) scores of ID items and (O,) scores of OOD items.
@@ -168,7 +167,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw the distribution of the concentration κ of each set, on a logarithmic axis.
 
     Args:
-        kappa: for each set, (N,) values ≥ 0, the ID set first. Zeros count in the lowest bin.
+        kappa: for each set, (N,) values ≥ 0, the ID set first. Zeros fall in the lowest bin.
     """
     _check_count("kappa", kappa)
     for name, values in kappa.items():
@@ -194,7 +193,7 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
     """Draw the median κ and recall@1 of queries against the severity of each kind of corruption.
 
     Args:
-        kappa: for each kind, (V,) medians of κ at severities 0 (clean) to V − 1; no entries for a network without κ.
+        kappa: for each kind, (V,) medians of κ at severities 0 (clean) to V − 1; empty for a network without κ.
         recall: for each kind, (V,) recall@1.
     """
     _check_count("recall", recall)
@@ -249,7 +248,7 @@ def plot_tuning(
 
 
 def _log_edges(values: Any) -> Any:
-    """Edges of bins over the range of the positive values, or over half a decade if the range is smaller."""
+    """Edges of bins over the range of the positive values, at least half a decade."""
     positive = values[values > 0] if (values > 0).any() else np.ones(1)
     low, high = np.log10(positive.min()), np.log10(positive.max())
     middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
@@ -323,7 +322,7 @@ def short_number(value: float) -> str:
 
 
 def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:
-    """Each entry with its own line style: solid lines in every colour, then dashed and dotted ones."""
+    """Each entry with its own colour and line style."""
     for number, (name, value) in enumerate(named.items()):
         again, color = divmod(number, len(_PALETTE))
         yield {"color": _PALETTE[color], "linestyle": _LINES[again]}, name, value

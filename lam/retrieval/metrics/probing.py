@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.utils.checks import check_at_least
 
-_BLOCK = 1024  # test items compared at once
+_BLOCK = 1024  # number of test items compared at once
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Clustering:
 
     Attributes:
         nmi: normalised mutual information, in [0, 1].
-        ari: adjusted Rand index, at most 1; 0 in the mean for random clusters.
-        purity: share of items in the most common class of their cluster.
+        ari: adjusted Rand index, at most 1; random clusters have a mean of 0.
+        purity: share of items that belong to the most common class of their cluster.
     """
 
     nmi: float
@@ -76,7 +76,7 @@ def knn_accuracy(
     *,
     k: int = 20,
 ) -> float:
-    """Accuracy of votes by the k nearest items by cosine; higher is better. The smallest class number wins a tie."""
+    """Accuracy of a vote of the k nearest items by cosine; higher is better. The smallest class number wins a tie."""
     _check_rows("features", features, labels)
     _check_rows("test_features", test_features, test_labels)
     check_at_least("k", k, 1)

@@ -1,6 +1,6 @@
 """Quality of a ranking: recall@k, precision@k, mAP@k, R-precision and the mean reciprocal rank.
 
-Higher is better for each. Queries without a relevant item are left out; the metric `n_without_relevant` counts them.
+Higher is better for each. Queries without a relevant item are left out; `n_without_relevant` is their number.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
     """Share of queries with a relevant item among their first k hits.
 
     Args:
-        relevance: (Q, K) whether each ranked item is relevant, best rank first. K may be below k only if these
-            rows hold every relevant item, as for a gallery of fewer than k items.
+        relevance: (Q, K) whether each hit is relevant, best first. K may be below k only if the hits include every
+            relevant item, as for a gallery of fewer than k items.
         n_relevant: (Q,) number of relevant items in the gallery.
         k: number of hits that count, at least 1.
 
@@ -135,7 +135,7 @@ def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
 
 
 def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranks by binary search in the sorted cosines; a row is ranked only if a tie leaves a rank open."""
+    """Ranks by binary search in the sorted cosines; only rows with ambiguous ties are ranked item by item."""
     n, relevant = cosines.shape[1], relevant & (cosines > -torch.inf)  # a query does not match itself
     n_relevant = relevant.sum(1)
     rising = torch.from_numpy(np.sort(cosines.numpy(), axis=1))  # ten times as fast as torch's
@@ -155,7 +155,7 @@ def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: SupportsIndex) -> tuple[Tensor, Tensor, int]:
-    """The first k hits of each query with a relevant item, its number of relevant items, and k."""
+    """For the queries with a relevant item, the first k hits and the number of relevant items; and k."""
     k = positive_integer("k", k)
     check_tensor("relevance", relevance)
     check_length("n_relevant", n_relevant, "the queries", len(relevance))

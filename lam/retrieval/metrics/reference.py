@@ -1,6 +1,6 @@
 """Distances from features to the features of known items (`Reference`); a higher value means more doubt.
 
-Features enter as unit vectors, except in `radial_mahalanobis`.
+Distances are between unit vectors, except in `radial_mahalanobis`.
 """
 
 import math
@@ -25,9 +25,9 @@ LAYER_NEIGHBOURS = 3
 """Default k of `layer_change`."""
 EXPONENTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Candidates for β of `radial_mahalanobis`, from unit vectors to raw features; the first wins a tie."""
-_BLOCK, _PRODUCTS = 512, 2**25  # most items and cosines held at once
-_SAME_LENGTH = 1e-5  # a smaller relative spread of lengths is rounding
-_SAME_DIRECTION = 1e-5  # a smaller difference between embeddings and features is rounding
+_BLOCK, _PRODUCTS = 512, 2**25  # greatest numbers of items and of cosines in memory at once
+_SAME_LENGTH = 1e-5  # a smaller relative spread of lengths is a rounding error
+_SAME_DIRECTION = 1e-5  # a smaller difference between embeddings and features is a rounding error
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +37,9 @@ class Reference:
     Attributes:
         unit: (O, P) unit vectors; zeros stay zeros.
         labels: (O,) classes of the items; None without classes.
-        lengths: (O,) lengths of the features; None if unknown, so that only directions count.
+        lengths: (O,) lengths of the features; None if unknown.
         embeddings: (O, D) unit vectors after the network's last layer; None if unknown, or equal to `unit`.
-        excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None to leave out no class.
+        excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None to compare with all.
     """
 
     unit: Float[Tensor, "O P"]
@@ -56,7 +56,7 @@ class Reference:
         *,
         embeddings: Float[Tensor, "_ D"] | None = None,
     ) -> "Reference":
-        """The reference of O items with these features, labels and embeddings."""
+        """A reference from features, labels and embeddings of O items."""
         if len(features) == 0:
             raise ValueError("a reference must hold features of at least one item, got none")
         check_finite("reference features", features)
@@ -73,10 +73,9 @@ class Reference:
         return cls(unit, labels, features.norm(dim=1), embeddings)
 
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
-        """The reference for N items, each as if its class were unseen.
+        """The reference for N items, each compared only with other classes than its own, as if its class were unseen.
 
-        An item is not compared with its class or items of its class; means and covariances still include them. A class
-        that is not in `labels` has no effect.
+        Means and covariances still include the excluded class. A class that is not in `labels` has no effect.
         """
         if self.labels is None:
             raise ValueError("to exclude classes, the reference must have labels, got none")
@@ -85,7 +84,7 @@ class Reference:
         return excluding
 
     def is_excluded(self, rows: slice) -> Bool[Tensor, "R O"] | None:
-        """Mask of the reference items to leave out for R compared items; None to leave out no item."""
+        """Mask of the reference items to leave out for R compared items; None to compare with all."""
         if self.excluded is None or self.labels is None:
             return None
         return self.excluded[rows, None].to(self.labels.device) == self.labels
@@ -115,7 +114,7 @@ class Reference:
 
     @cached_property
     def exponent(self) -> float:
-        """β of `radial_mahalanobis`; 1 for lengths that are unknown or all the same, and for fewer than 4 items."""
+        """β of `radial_mahalanobis`; 1 if lengths are unknown or equal, or for fewer than 4 items."""
         if self.lengths is None or len(self) < 4:
             return 1.0
         if float(self.lengths.std(correction=0)) <= _SAME_LENGTH * float(self.lengths.mean()):
@@ -125,7 +124,7 @@ class Reference:
 
     @cached_property
     def radial_gaussians(self) -> "Gaussians":
-        """The Gaussians of φ/‖φ‖^β."""
+        """The Gaussians of φ/‖φ‖^β, with features φ and β = `exponent`."""
         return self.gaussians if self.exponent == 1 else Gaussians.of(self._scaled(self.exponent), self.labels)
 
     def _scaled(self, exponent: float) -> Tensor:
@@ -133,7 +132,7 @@ class Reference:
         return self.unit * lengths.to(self.unit)[:, None] ** (1 - exponent)
 
     def _misfit(self, exponent: float, is_first: Tensor) -> float:
-        """|log r|, where r is q/2 times var/mean² of the squared distances between the halves; r = 1 for χ²_q."""
+        """|log r|, with r = q/2 · variance/mean² of the squared distances between the halves; χ²_q has r = 1."""
         x, ratios = self._scaled(exponent), []
         for half in (is_first, ~is_first):
             gaussians = Gaussians.of(x[half], None if self.labels is None else self.labels[half])
@@ -144,10 +143,9 @@ class Reference:
 
 
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
-    """1 − cosine to the k-th nearest reference feature.
+    """1 − cosine between an item's features and the k-th nearest reference features.
 
-    The value is ½ ‖u − v‖² in float64 for unit vectors u and v, because 1 − cosine loses digits near cosine 1. The
-    search for the neighbour v is in the precision of the features.
+    The value is computed as ½ ‖u − v‖² of the unit vectors, in float64, because 1 − cosine loses digits near cosine 1.
 
     Source: Sun, Ming, Zhu and Li (2022).
     """
@@ -168,7 +166,7 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """`mahalanobis` minus `global_mahalanobis`; variation that does not depend on the class cancels.
+    """`mahalanobis` minus `global_mahalanobis`, so that variation independent of the class cancels.
 
     Source: Ren, Fort, Liu, Roy, Padhy and Lakshminarayanan (2021); Mueller and Hein (2025) for the unit vectors
         (RMDS++).
@@ -178,9 +176,9 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
 
 
 def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to all of the reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
+    """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to the whole reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
 
-    μ is the mean of all reference items and Σ their covariance about μ; labels are not needed.
+    μ and Σ are the mean and covariance of all reference items; labels are not needed.
 
     Source: Barkley, Culbertson and Fridovich-Keil (2026), arXiv 2605.05638; Mueller and Hein (2025) for the unit
         vectors.
@@ -191,10 +189,9 @@ def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
 def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
     """`mahalanobis` of z = φ/‖φ‖^β: min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), with β from 0 (raw features) to 1 (unit vectors).
 
-    β is chosen on the reference alone (`Reference.exponent`). For Gaussian data in q dimensions, the squared distance
-    of an item to its class follows χ²_q, so that variance over squared mean is 2/q. Each half of the reference is
-    compared with the classes of the other half. The choice is the β of 0, ¼, ½, ¾ and 1 with the ratio nearest to 2/q;
-    for unknown lengths, β is 1.
+    The reference alone determines β (`Reference.exponent`). For Gaussian data in q dimensions, the squared distance of
+    an item to its class follows χ²_q, with variance over squared mean of 2/q. Each half of the reference is compared
+    with the classes of the other half. Of 0, ¼, ½, ¾ and 1, the β with the ratio nearest to 2/q is chosen.
 
     Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
         spectrum and the local dimension of the features; Mueller and Hein (2025), who show that varying lengths spoil
@@ -215,8 +212,8 @@ def layer_change(
 ) -> Float[Tensor, " N"]:
     """Change of an item's neighbours by the network's last layer.
 
-    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j) for the item's embedding e and the embeddings e_j of the
-    reference. E are the k nearest items by embedding, F the k nearest by feature. 0 if E and F agree.
+    The score is mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j), for the item's embedding e and the embeddings e_j
+    of the reference. E holds the k nearest items by embedding, F the k nearest by features.
 
     Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea that the representation of a good face image changes
         little from layer to layer. They compare layers of one width; comparing neighbours allows any widths.
@@ -244,7 +241,7 @@ def layer_change(
 
 
 def mahalanobis_knn(to_class: Float[Tensor, " N"], to_item: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Logarithm of `mahalanobis` times `knn_distance` of the same items; a product needs no weights.
+    """Logarithm of the product of `mahalanobis` and `knn_distance` of the same items.
 
     Source: Rajasekaran, Sajol, Berglind, Mukhopadhyay and Das (2024), CombOOD, for the idea to join a parametric and a
         non-parametric distance.
@@ -261,10 +258,7 @@ def unit_knn_distance(
     k: int,
     is_excluded: Callable[[slice], Tensor | None] = lambda rows: None,
 ) -> Float[Tensor, " N"]:
-    """1 − cosine of unit vectors to the k-th nearest reference vector, float64; 2 if exclusion leaves fewer than k.
-
-    Matrix products are as fast as FAISS for one vector, and several times faster for many vectors.
-    """
+    """1 − cosine of unit vectors to the k-th nearest reference vector, float64; 2 if exclusion leaves fewer than k."""
     parts = []
     for rows in row_blocks(len(features), len(reference), elements=_PRODUCTS, most=_BLOCK):
         part, excluded = features[rows], is_excluded(rows)
@@ -279,7 +273,7 @@ def unit_knn_distance(
 
 
 def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:
-    """Require k ≥ 1 and at least k reference items."""
+    """Reject a k below 1 or above the number of reference items."""
     check_at_least("k", k, 1)
     if len(reference) < k:
         raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")

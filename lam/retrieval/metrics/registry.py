@@ -1,10 +1,9 @@
-"""Table of all metrics, which evaluation, report, command line, sweeps and comparisons read.
+"""Table of all metrics, for evaluation, report, command line, sweeps and comparisons.
 
-A metric is one number of an evaluation. Metrics with a `by_score` are computed once for every score of
-`lam.retrieval.metrics.scores`.
+Metrics with a `by_score` are computed once for every score of `lam.retrieval.metrics.scores`.
 
 `metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`.
-A key without `_SCORE` uses the metric's default score (`by_score`), a key without `@SET` the first OOD set.
+A key without `_SCORE` means the metric's default score (`by_score`), a key without `@SET` the first OOD set.
 """
 
 import re
@@ -43,7 +42,7 @@ class Metric:
         meaning: one line for the reader of a report.
         function: takes the evidence in `needs`, in that order; None for a number that an encoder or a run reports.
         needs: names of the function's arguments in the evidence of `measure`.
-        by_score: the score that a key without `_SCORE` means; None if the metric depends on no score.
+        by_score: default score; None if the metric depends on no score.
         shown: further places that show the metric: the report's tiles, and a comparison's table and bars.
         costly: whether the metric is measured only on request.
     """
@@ -66,7 +65,7 @@ class Metric:
 def _probe_accuracy(
     probe: Callable[..., float], reference: Reference, features: Tensor, classes: Tensor
 ) -> float | None:
-    """Accuracy of a classifier; None without queries, or without training items of two classes."""
+    """Accuracy of a classifier; None without queries, or with training items of fewer than two classes."""
     if len(features) == 0 or reference.labels is None or len(reference.labels.unique()) < 2:
         return None
     options: dict[str, Any] = {"k": min(20, len(reference))} if probe is knn_accuracy else {}
@@ -260,7 +259,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Key(NamedTuple):
-    """The three parts of a key of `metrics.json`; an empty `score` or `ood_set` means the default one."""
+    """The three parts of a key of `metrics.json`; an empty `score` or `ood_set` means the default."""
 
     metric: str
     score: str = ""
@@ -271,7 +270,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> "Key":
-        """Split a key into its parts; an unknown key becomes the metric's name, unsplit.
+        """Split a key into its parts; an unknown key is the `metric` as a whole.
 
         Example:
             >>> Key.parse("auprc_knn@digits"), Key.parse("recall@5").metric, str(Key("ausc", "margin"))
@@ -297,7 +296,7 @@ def measure(
         costly: include costly metrics.
 
     Returns:
-        Values, None where a metric is undefined.
+        Values of the metrics, None for an undefined metric.
 
     Example:
         >>> import torch
@@ -317,7 +316,7 @@ def measure(
 
 
 def describe(key: str) -> Metric:
-    """The metric of a key, with score and OOD set in its name; an unknown key becomes the name.
+    """The metric of a key, with score and OOD set in its name; for an unknown key, a metric with the key as name.
 
     Example:
         >>> describe("map@5").name, describe("ausc_margin").name, describe("ece").reading, describe("my_share").name
@@ -344,7 +343,7 @@ def shown_in(place: Place) -> list[str]:
 
 
 def needs_posterior(key: str) -> bool:
-    """Whether a metric is meaningless for a network without uncertainty, because its score is constant."""
+    """Whether a metric uses a score that is constant, and so meaningless, for a network without uncertainty."""
     name, score, _ = Key.parse(key)
     by = METRICS[name].by_score if name in METRICS else None
     return by is not None and (describe_score(score).of_posterior if score else by == OWN or SCORES[by].of_posterior)

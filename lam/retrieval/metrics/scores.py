@@ -1,6 +1,6 @@
-"""Table of all scores, which measure doubt about an item or about the answer to it.
+"""Table of all scores, for evaluation, calibration, report and command line.
 
-Evaluation, calibration, report and command line read it.
+A score measures doubt about an item or about the first hit of a search.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from lam.utils.checks import check_at_least, check_choice
 
 @dataclass(frozen=True)
 class Score:
-    """Doubt about each of N items, or about the answer to it.
+    """Doubt about each of N items, or about the first hit for the item.
 
     Attributes:
         name: title in tables.
@@ -28,7 +28,7 @@ class Score:
             embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
         of_posterior: whether the score is constant for a network without uncertainty.
         uses: optional evidence, passed by keyword.
-        of: earlier scores that replace the evidence as arguments.
+        of: names of earlier scores; their values are the arguments, instead of the evidence.
         k: default number of neighbours; None for a score without neighbours.
     """
 
@@ -229,6 +229,6 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
 
 
 def describe_score(name: str) -> Score:
-    """The entry of `SCORES` with this name; an unknown name gets an entry with the name as its title."""
+    """The entry of `SCORES` with this name; for an unknown name, an entry with the name as title."""
     words = name.replace("_", " ")
     return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))

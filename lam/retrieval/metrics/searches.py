@@ -1,6 +1,6 @@
 """Searches of a gallery with and without the matching items, for open-set metrics and calibration.
 
-A mated search has a match in the gallery, a non-mated search does not. One pass serves both.
+A mated search has a match in the gallery, a non-mated search does not. One pass gives the results of both.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from lam.utils.blocks import row_blocks
 from lam.utils.checks import unit_rows
 
 Matches = Callable[[Int64[Tensor, " R"]], Bool[Tensor, "R N"]]
-"""Function from positions of R queries to a mask of the gallery items that match them."""
+"""Function from positions of R queries to a mask of the gallery items that match each query."""
 
-_BLOCK_ELEMENTS = 2**22  # similarities held at once
+_BLOCK_ELEMENTS = 2**22  # cosines in memory at once
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Searches:
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of a matching item; −∞ without a match.
         other_hits: (Q, K) the items of highest cosine that do not match.
-        others: (Q, K) cosines of `other_hits`; −∞ where fewer than K items do not match.
-        rank: (Q,) rank of the first match, counted from 1, behind tied items that do not match; 0 without a match.
+        others: (Q, K) cosines of `other_hits`, filled up with −∞ if fewer than K items do not match.
+        rank: (Q,) rank of the first match, counted from 1; of tied items, the match is last. 0 without a match.
         gallery_size: number of searched items, without the query itself.
     """
 
@@ -64,7 +64,7 @@ class Searches:
 
     @property
     def non_mated(self) -> Float[Tensor, " Q"]:
-        """(Q,) the highest cosine of an item that does not match; −∞ if all match."""
+        """(Q,) the highest cosine of an item that does not match; −∞ without such an item."""
         return self.others[:, 0]
 
     @property
@@ -74,9 +74,9 @@ class Searches:
 
 
 def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches) -> Searches:
-    """Exact search for each query's hits, its best match, and its best items that do not match; results are on the CPU.
+    """Exact search for each query's hits, best match, and best items that do not match; results are on the CPU.
 
-    Vectors and cosines are rounded to float32 as in `lam.retrieval.Index`, so that thresholds hold there too.
+    Vectors and cosines are rounded to float32, as in `lam.retrieval.Index`, so that thresholds also hold in an index.
 
     Args:
         queries: (Q, D) finite, non-zero.

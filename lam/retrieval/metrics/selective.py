@@ -1,7 +1,6 @@
 """Metrics of an uncertainty that decides which queries stay unanswered: selective retrieval and abstention.
 
 Each metric depends only on the order of the uncertainties; a tie counts as the mean over all its orders.
-AUSC is in `lam.retrieval.metrics.uncertainty`, AURC in `lam.retrieval.metrics.open_set`.
 """
 
 import numpy as np
@@ -27,7 +26,7 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
 
 def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Two-sided p-value of the R-AUROC against 0.5, by the Mann-Whitney test in its normal approximation with ties.
+    """Two-sided p-value of the R-AUROC against 0.5, by the normal approximation of the Mann-Whitney test.
 
     NaN if all first hits are right or all are wrong.
 
@@ -50,7 +49,7 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 
     Let E(m) be the number of wrong answers among the m most certain of Q queries. The generalized risk at coverage m/Q
     is E(m)/Q: the share of all queries that get a wrong answer. The curve begins at (0, 0) and has a point for each
-    distinct uncertainty; trapezoids give its area. At accuracy a, the area is a(1 − a)(1 − R-AUROC) + (1 − a)²/2. A
+    distinct uncertainty; the area is a sum of trapezoids. At accuracy a, it is a(1 − a)(1 − R-AUROC) + (1 − a)²/2. A
     constant uncertainty gives half the error rate, no query gives NaN.
 
     Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
@@ -85,7 +84,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under accuracy at abstention rates 0, 0.1 … 0.9, scaled to 0 for a useless uncertainty and 1 for the best.
 
-    Higher is better; negative for an order worse than chance. NaN if all first hits are right or all are wrong.
+    An order worse than chance is negative. NaN if all first hits are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
     """

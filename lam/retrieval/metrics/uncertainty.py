@@ -22,9 +22,9 @@ def sparsification(
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
     """Accuracy of the remaining queries after the share f of the most uncertain queries is dropped.
 
-    With C(m) the number of right hits among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is
-    linear between whole m, and a tie counts as the mean over its orders. The gallery stays whole. A good uncertainty
-    gives a rising curve, a useless uncertainty a level curve.
+    With C(m) right first hits among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is linear
+    between whole m, and a tie counts as the mean over its orders. A good uncertainty gives a rising curve, a useless
+    uncertainty a level curve.
 
     Args:
         correct: (Q,) whether the first hit is relevant; leave out queries without a relevant item.
@@ -51,7 +51,7 @@ def sparsification(
 
 
 def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under the sparsification curve, the mean of its accuracies; higher is better.
+    """Area under the sparsification curve, as the mean of its accuracies; higher is better.
 
     Arguments and errors as in `sparsification`.
 
@@ -66,9 +66,9 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
 
 def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Number of selected queries among the 0, 1 … Q most certain: (Q + 1,) counts, float64, on the CPU.
+    """(Q + 1,) numbers of selected queries among the 0, 1 … Q most certain, float64, on the CPU.
 
-    Each member of a tie counts as the mean of the tie.
+    Each query of a tie counts as the mean of the tie.
     """
     kept, counts = count_at_thresholds(selected, uncertainty)
     return torch.from_numpy(np.interp(np.arange(len(selected) + 1), kept, counts))
@@ -77,9 +77,10 @@ def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, 
 def count_at_thresholds(
     selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Number of queries that each threshold keeps, and number of selected queries among them; both rise from zero.
+    """Number of queries that each threshold keeps, and number of selected queries among these; both rise from zero.
 
-    A threshold keeps or drops a tie as a whole: T distinct uncertainties give T + 1 numbers each, float64, on the CPU.
+    A threshold keeps or drops a tie as a whole. T distinct uncertainties give two tensors of T + 1 float64 numbers, on
+    the CPU.
     """
     check_tensor("correct", selected)
     check_length("uncertainty", uncertainty, "the queries", len(selected))
@@ -128,9 +129,9 @@ class ReliabilityBins:
     def error_by_chance(self) -> float:
         """0.95 quantile of the ECE of a perfectly calibrated predictor; NaN if all bins are empty.
 
-        The estimate uses 1,000 draws with a fixed seed. In each draw, a bin's number of right queries is binomial at
-        its mean confidence. An ECE above the quantile is hardly due to chance. (If confidences differ within a bin, the
-        true quantile is a little lower.)
+        In each of 1,000 draws with a fixed seed, the number of right queries in a bin is binomial at the bin's mean
+        confidence. A greater ECE is hardly due to chance. (If confidences differ within a bin, the true quantile is a
+        little lower.)
 
         Example:
             >>> half = torch.zeros(100, dtype=torch.int64), torch.full((100,), 0.5), torch.ones(100, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Votes of sampled networks on the answer to a query, and the reliability of their agreement as a confidence."""
+"""Votes of sampled networks on the answer to a query; their agreement is a confidence."""
 
 from dataclasses import dataclass
 from typing import Literal, SupportsIndex, get_args
@@ -17,9 +17,9 @@ Closed = Literal["right", "left"]
 
 @dataclass(frozen=True)
 class Votes:
-    """Agreement of S sampled networks with the prediction of each of Q queries, and whether the prediction is right.
+    """Agreement of S sampled networks with the prediction for each of Q queries, and whether the prediction is right.
 
-    The confidence of a query is the share v/S of networks that agree.
+    The confidence in a prediction is the share v/S of networks that agree.
 
     Attributes:
         agree: (Q,) number v of networks that agree, from 0 to S.
@@ -39,7 +39,7 @@ class Votes:
     def log_score(self) -> Float[Tensor, " Q"]:
         """(Q,) minus the log of the probability that the votes give to the outcome, float64; lower is better.
 
-        P(the prediction is right) = (v + ½)/(S + 1), so that finitely many votes never claim certainty.
+        P(the prediction is right) = (v + ½)/(S + 1), which is never 0 or 1.
 
         Source: Krichevsky and Trofimov (1981) for the probability; Good (1952) for the score, which is proper.
         """
@@ -47,7 +47,7 @@ class Votes:
         return -torch.where(self.correct, right, 1 - right).log()
 
     def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> ReliabilityBins:
-        """Sort the queries into B equal bins of confidence, in integer arithmetic, so that rounding moves no query.
+        """Sort the queries into B equal bins of confidence, in exact integer arithmetic.
 
         Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
             do not say which end belongs to a bin; their code has `closed="left"`.
@@ -77,12 +77,12 @@ class Votes:
 def majority_votes(
     predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
 ) -> Votes:
-    """Votes of S sampled networks on the label of each query's nearest neighbour; the most common label is predicted.
+    """Votes of S sampled networks on the label of each query; the most common label is the prediction.
 
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. Among tied labels, the first here wins, else the lowest.
+        ranked_labels: (Q, K) labels of the hits, best first. Of tied labels, the first of these wins, else the lowest.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
@@ -111,8 +111,8 @@ class SampledAnswers:
 
     Attributes:
         nearest: (S, Q) positions in the gallery.
-        hits: (Q, K) the hits by the mean directions, as positions in the gallery, best first.
-        relevance: which items answer which query.
+        hits: (Q, K) the hits by the embeddings' directions, as positions in the gallery, best first.
+        relevance: which items match which query.
     """
 
     nearest: Int[Tensor, "S Q"]
@@ -120,10 +120,7 @@ class SampledAnswers:
     relevance: Relevance
 
     def votes(self) -> Votes:
-        """Votes for the most common label; in a tie, the label of the nearest hit is predicted.
-
-        If matches are near places instead of equal labels, the votes are for the first hit.
-        """
+        """Votes on the label, as in `majority_votes`; if matches are places, `votes_for_first_hit`."""
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates
             predictions, ranked = labels[candidates[self.nearest]], labels[candidates[self.hits]]
@@ -131,9 +128,9 @@ class SampledAnswers:
         return self.votes_for_first_hit()
 
     def votes_for_first_hit(self) -> Votes:
-        """Votes for the first hit; a network agrees if its nearest neighbour has the same label, or is at a near place.
+        """Votes for the first hit; a network agrees if its nearest neighbour matches this hit.
 
-        All posteriors share this first hit, so that votes of two posteriors can be compared.
+        The first hit is the same for all posteriors, so votes of two posteriors can be compared.
         """
         agree = self.relevance.same_answer(self.nearest, self.hits[:, 0]).sum(0)
         return Votes(agree, self.relevance.of_hits(self.hits[:, :1])[:, 0], len(self.nearest))
@@ -145,7 +142,7 @@ def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[
     Args:
         samples: (S, N, E) unit vectors of the items under each network.
         relevance: matches among the N items.
-        hits: (Q, K) the hits by the mean directions, as positions in the gallery, best first.
+        hits: (Q, K) the hits by the embeddings' directions, as positions in the gallery, best first.
     """
     queries, gallery = relevance.queries.to(samples.device), relevance.gallery
     searched = None if gallery is None else samples[:, gallery.to(samples.device)]

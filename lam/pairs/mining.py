@@ -3,7 +3,7 @@
 The weight of a pair is the number of chosen triplets that contain it, as in pytorch-metric-learning. n⁺ is the number
 of positive pairs before the choice, times the mean weight of the chosen positive pairs, rounded. A curvature and the
 loss `log_posterior` divide their sum over the chosen positive pairs by n⁺. The quotient is a weighted mean over these
-pairs, times the share of positive pairs that were chosen. n⁻ does the same for negative pairs.
+pairs, times the share of positive pairs that were chosen. n⁻ is the same for negative pairs.
 """
 
 import inspect

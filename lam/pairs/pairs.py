@@ -191,7 +191,7 @@ def as_targets(targets: Any) -> Tensor:
 
 
 def targets_of(items: Tensor, targets: Any) -> Tensor:
-    """`as_targets` on the device of `items`, after a check of their number."""
+    """Targets as a tensor on the device of `items`, see `as_targets`; each item must have one target."""
     if targets is None:
         raise ValueError(
             "a posterior needs a loader that yields batches of inputs with targets, such as [(inputs, labels)]"

@@ -60,7 +60,7 @@ class Relation:
 
     @property
     def in_batches(self) -> bool:
-        """Whether pairs lie within batches. A curvature is then a sum over batches, which can be added or removed."""
+        """Whether pairs lie within batches, so that a curvature is a sum over batches."""
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:

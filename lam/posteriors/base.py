@@ -86,7 +86,7 @@ class Posterior(ABC):
 
     @cached_property
     def scale(self) -> float:
-        """The likelihood scale s in use: `likelihood_scale`, or by default N² for an average over pairs, and else 1.
+        """The likelihood scale s in use, by default `n_items`² for a curvature that averages over pairs, else 1.
 
         Without `prior_precision`, the default s is raised until α is at least 1 / mean square of the weights. With
         little curvature, the prior would otherwise be wider than the weights.
@@ -112,11 +112,7 @@ class Posterior(ABC):
         return 1 / mean_square if mean_square else 1.0
 
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
-        """Random last layers; arguments as `noise`.
-
-        Returns:
-            (S, D, P) weights, and (S, D) biases or None.
-        """
+        """Random last layers: (S, D, P) weights, and (S, D) biases or None; arguments as `noise`."""
         return self.layers_from(self.noise(n_samples, generator=generator))
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:

@@ -34,13 +34,7 @@ Same = TypeVar("Same", bound="LayersPosterior")
 
 @dataclass(frozen=True, kw_only=True)
 class LayersAccumulator(Accumulator):
-    """Sums up the curvature in the weights of several layers, from the inputs of a network.
-
-    Attributes:
-        network: the network.
-        head: path of the layer that computes the network's outputs.
-        layers: paths of the layers.
-    """
+    """Sums up the curvature in the weights of the `layers` of a network, whose outputs the layer `head` computes."""
 
     network: nn.Module
     head: str

@@ -35,7 +35,7 @@ class Spread(ABC):
 
     @abstractmethod
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """Deviations of each output from standard normal noise, with a variance ≥ `least` in every direction."""
+        """Random deviations of each output, made from `noise`, with a variance ≥ `least` in every direction."""
 
     def samples(
         self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
@@ -117,7 +117,7 @@ def sum_along(
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
-    """Share of the chosen contributions in the sum of all contributions ≥ 0; 0 if all are 0."""
+    """Sum of the chosen contributions over the sum of all; contributions are ≥ 0, and 0/0 counts as 0."""
     least = torch.finfo(contributions.dtype).tiny
     return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
 

@@ -32,7 +32,7 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 FOLDS = 5
 LEAST_ITEMS = 20
-"""Least number of items with a match; `learn` needs them."""
+"""Least number of items with a match that `learn` needs."""
 
 Doubt = Literal["", "I have not seen such a thing", "this could be several things"]
 UNSEEN: Doubt = "I have not seen such a thing"
@@ -40,7 +40,7 @@ SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
 ODDS = 100.0
-"""Prior odds that an item is known, in the combined κ; p_known itself has even odds."""
+"""Prior odds of a known item in the combined κ; p_known itself has prior odds of 1."""
 
 SHARPNESS = tuple(2.0**exponent for exponent in range(1, 10))
 """Candidates for s in the neighbour weights exp(s cos)."""
@@ -125,8 +125,8 @@ class Ambiguity:
     Attributes:
         head: computes κ_a.
         typicality: computes p_known.
-        ambiguous_below: () an item with a lower κ_a is ambiguous: the 0.1 quantile of κ_a over held-out items, or 0 if
-            first hits of items below this quantile are not significantly more often wrong.
+        ambiguous_below: () an item with a lower κ_a is ambiguous. The value is the 0.1 quantile of κ_a over held-out
+            items, or 0 if first hits of items below this quantile are not significantly more often wrong.
     """
 
     head: NeighbourConcentration | TrainedHead
@@ -135,7 +135,7 @@ class Ambiguity:
 
     @without_autocast()
     def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with the combined κ and its three parts; their κ so far becomes `kappa_epistemic`."""
+        """The embeddings with the combined κ and its three parts; the old κ becomes `kappa_epistemic`."""
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
         aleatoric = self.head(features, embeddings.mean)
@@ -194,7 +194,7 @@ def match_loss(
 ) -> Float[Tensor, "*B"]:
     """−mean of [log C_D(κ_a) + κ_a n·m] over pairs of an item with direction n and a match with direction m.
 
-    This is minus the mean log density of matches under von Mises-Fisher distributions, a proper scoring rule.
+    This proper scoring rule is minus the mean log density of matches under von Mises-Fisher distributions.
 
     Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches instead of
     class centres.
@@ -302,7 +302,7 @@ def learn(
     chosen = _widest(typicalities, scores, bessel_ratio(mean.shape[1], kappa), correct, generator)
     learnt = Ambiguity(head, typicalities[chosen], _ambiguous_below(kappa, correct)).tensors()
     own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in learnt.items()}
-    return Ambiguity.restored(own)  # copies, as views of shared memory cannot be saved or exported well
+    return Ambiguity.restored(own)  # copies, because views of shared memory are hard to save and export
 
 
 def _widest(

@@ -26,7 +26,7 @@ COSINE_LIMIT = 0.9
 """Tuning warns if `Tuning.direction_cosine` is lower."""
 
 FLAT_DECADES = 3
-"""If this many powers of ten score within the error, held-out data do not determine the posterior's width."""
+"""If scales over this many powers of ten score within the error, the posterior's width is undetermined."""
 
 NEAR_COSINE = 0.99
 """If scales tie, tuning prefers a scale with at least this `direction_cosine`. Easy queries cause ties."""
@@ -80,7 +80,7 @@ class ReplacedCurvature:
     """A curvature that tuning replaced, because clipped weights made up most of the variance.
 
     Attributes:
-        curvature: its name and settings.
+        curvature: name and settings.
         clipped_share: share of the predictive variance from clipped weights, at this curvature's best scale.
         score: log score at the same scale.
     """
@@ -177,8 +177,8 @@ def calibrate_scale(
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
     S sampled networks vote: the share that agrees with a first hit is the probability that the hit is right. The log
-    score of this probability is a proper scoring rule. The ECE is not: with few queries, it can prefer an uninformative
-    posterior. Curvature and hits are the same for every s, so each s costs only sampling.
+    score of this probability is a proper scoring rule. The ECE is no proper rule: with few queries, it can prefer an
+    uninformative posterior. Curvature and hits are the same for every s, so each s costs only sampling.
 
     By default, the s with the best score is chosen; in a tie, the smallest s that keeps the samples near the network's
     direction. With a fixed `prior_precision`, the posterior's shape depends on s. The largest s within one standard
@@ -242,7 +242,7 @@ def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
 
 
 class _Tuner:
-    """Search for the exponent log₁₀ s of the likelihood scale; it evaluates each exponent once."""
+    """Searches the exponent log₁₀ s of the likelihood scale, and evaluates each exponent once."""
 
     def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples

@@ -12,7 +12,7 @@ Record = TypeVar("Record", bound="TensorRecord")
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """A record of tensors, which moves between devices, and is saved and loaded, as a whole."""
+    """Base of records of tensors, with methods to move, save and load all tensors at once."""
 
     def to(self: Record, device: torch.device | str) -> Record:
         """The record with every tensor on a device."""

@@ -1,9 +1,9 @@
 """`Typicality`: the probability p_known that an input is of a known kind, from its features.
 
 p_known combines two scores, learnt from known items. The first is the distance to the nearest known features. Some
-corruption moves features towards the training data, so the distance alone is not enough. The second score is the
-difference in either direction between the shape of the features (`shape_of`) and its mean over known items: noise
-lengthens features; blur and low contrast shorten them.
+corruption moves features towards the training data, so this distance is not enough. The second score is the distance
+between the shape of the features (`shape_of`) and the mean shape of known items: noise lengthens features, while blur
+and low contrast shorten them.
 """
 
 import math
@@ -44,7 +44,7 @@ class Components(TensorRecord):
     axes: Float[Tensor, "q P"]
 
     def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
-        """Coordinates of the normalised rows, and squared lengths of their rest, which is orthogonal to the axes."""
+        """Coordinates of the normalised rows along the axes, and squared lengths of the rows' residuals."""
         centred = F.normalize(rows.to(self.axes)) - self.centre
         coordinates = centred @ self.axes.T
         return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
@@ -73,7 +73,7 @@ class Typicality(TensorRecord):
     Attributes:
         centre, axes: `Components` of unit features.
         reference: (O, q) coordinates of known features.
-        rest: (O,) squared length of the rest of each known feature vector; see `Components`.
+        rest: (O,) squared length of each known item's residual; see `Components`.
         shape_mean: (3,) mean of `shape_of` over known items.
         shape_whitening: (3, 3) matrix that whitens deviations from `shape_mean`.
         thresholds: (2,) t_j of distance and shape.
@@ -120,7 +120,7 @@ def nearest_distance(
 ) -> Float[Tensor, " N"]:
     """log ½‖u − v‖² from each of N unit rows u to the nearest of O unit rows v, both as results of `Components`.
 
-    The rests of u and v count as orthogonal to each other, which nearly holds in many dimensions.
+    The residuals of u and v count as orthogonal to each other, which nearly holds in many dimensions.
     """
     (coordinates, rest), (others, other_rest) = items, reference
     nearest = (others.square().sum(1) + other_rest - 2 * coordinates @ others.T).argmin(1)

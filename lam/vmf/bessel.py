@@ -25,7 +25,7 @@ _LEAST = 1e-300  # a smaller R or kappa counts as 0: products underflow in float
 _SLACK = 1e-4  # tolerance of checks on R and 1 - R
 _INTERVALS = 256  # intervals of R in a table
 _TABLES: dict[int, np.ndarray] = {}
-"""Tables of `_corrections` by dimension. A trace cannot compute a table, because traced tensors have no values."""
+"""Tables of `_corrections` by dimension, computed before tracing, because traced tensors have no values."""
 
 
 def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -58,10 +58,7 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
     For large kappa, 1 - A_D is about (D - 1) / (2 kappa).
 
-    Args, Raises: as `bessel_ratio`.
-
-    Returns:
-        1 - A_D in (0, 1], shape and type of `kappa`.
+    Args, Raises, shape and type of the result: as `bessel_ratio`.
 
     Example:
         >>> bessel_ratio_complement(3, torch.tensor(1e8))
@@ -78,10 +75,7 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
     Source: Sra (2012), equation 4.
 
-    Args, Raises: as `bessel_ratio`.
-
-    Returns:
-        A_D' in (0, 1/D], shape and type of `kappa`.
+    Args, Raises, shape and type of the result: as `bessel_ratio`.
 
     Example:
         >>> bessel_ratio_derivative(4, torch.tensor([0.0, 1e8], dtype=torch.float64))
@@ -94,16 +88,13 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
     """Log normaliser of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x), differentiable twice in kappa.
 
-    log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa). At kappa = 0 it is minus the log of the
-    sphere's area. The derivative of log C_D is -A_D.
+    log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa). At kappa = 0, log C_D is minus the log of
+    the sphere's area. The derivative of log C_D is -A_D.
 
     Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
 
-    Args, Raises: as `bessel_ratio`, and
+    Args, Raises, shape and type of the result: as `bessel_ratio`, and
         scaled: return log C_D + kappa, the log density at the mean direction, computed without cancellation.
-
-    Returns:
-        log C_D, shape and type of `kappa`.
 
     Example:
         >>> log_normalizer(3, torch.tensor(0.0)).exp()  # 1 / (4 pi)
@@ -166,7 +157,7 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Compute the table by which an exported graph inverts `bessel_ratio` to 1e-8, if the dimension is below 42.
+    """Compute the table that exported graphs use to invert `bessel_ratio`, to 1e-8, if the dimension is below 42.
 
     Without the table, the graph unrolls two steps of Halley's method, each with up to 20 steps of backward recursion.
     This takes hundreds of nodes and half a minute of export. The table takes fourteen nodes.

@@ -75,8 +75,7 @@ class SearchDecisions(Decisions):
         p_known: (Q,) probability that the gallery holds a match, for the expected share of queries without a match.
         right_if_known: (Q,) probability that the first hit is right if the gallery holds a match.
         statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ without a hit.
-        false_accept: (Q,) conformal p-value of the statistic among calibration queries without their matches, or among
-            strangers.
+        false_accept: (Q,) conformal p-value of the statistic among queries without their matches, or strangers.
         accept: name of each query's statistic: `probability`, or a score.
         accept_above: (Q,) accept threshold: a statistic above it means `match`, unless the query is flagged.
         flag_above: (Q,) flag threshold: a query with an `ood_score` above it is flagged.

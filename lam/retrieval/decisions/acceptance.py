@@ -1,14 +1,14 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
 A single score, such as the cosine of the first hit, is not learnt from the calibration data. So its threshold keeps the
-target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. Therefore a function
-learnt on the other folds gives the probability of each calibration query, while a function learnt on all folds gives
-the probability of a new query. This is a form of cross-conformal prediction.
+target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data, which are split into
+folds. A function learnt on the other folds gives the probability of each calibration query; a function learnt on all
+folds gives the probability of a new query. This is a form of cross-conformal prediction.
 
-With one function for new queries, the rate is at most the target if leaving out a fold changes no decision. (With one
-function for each fold, the rate would be at most twice the target for any distribution; Vovk 2015; Barber, Candès,
-Ramdas and Tibshirani 2021, theorem 4.) In `tests/retrieval/decisions/test_acceptance`, mean rates exceed the target by
-no more than chance.
+The rate of false accepts is at most the target if leaving out a fold changes no decision. (If new queries used the
+function of each fold in turn, the rate would be at most twice the target for any distribution; Vovk 2015; Barber,
+Candès, Ramdas and Tibshirani 2021, theorem 4.) In `tests/retrieval/decisions/test_acceptance`, mean rates exceed the
+target by no more than chance.
 """
 
 import math
@@ -40,7 +40,7 @@ class Acceptance:
     """Accepts a first hit if its statistic is above a threshold.
 
     Attributes:
-        accept: name of the statistic: `probability`, or a score for minus this score.
+        accept: `probability`, or the name of a score; the statistic is then minus this score.
         match_probability: computes the probability.
         false_accepts: statistics of queries without their matches, or of strangers.
         right_hits: (R,) sorted statistics of the queries with a match; −∞ if the first hit is wrong.

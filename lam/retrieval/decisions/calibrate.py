@@ -34,10 +34,10 @@ class OtherQueries:
 
     Attributes:
         embeddings: O embeddings.
-        cosines: (O, K) of their hits.
-        labels: (O, K) of the hits; None for a gallery without labels.
-        features: (O, P) of the queries, if the calibration queries have features.
-        classes: (O,) of the queries, if there are any.
+        cosines: (O, K) cosines of the hits.
+        labels: (O, K) labels of the hits; None for a gallery without labels.
+        features: (O, P) features of the queries, if the calibration queries have features.
+        classes: (O,) classes of the queries, if known.
     """
 
     embeddings: Embeddings
@@ -54,13 +54,13 @@ class CalibrationData:
     Attributes:
         searches: searches of Q queries of known classes.
         queries: embeddings of the queries.
-        features: (Q, P) of the queries.
-        classes: (Q,) of the queries, numbered as in the reference. A query that simulates a stranger is compared only
-            with reference items of other classes.
-        gallery_labels: (G,) of the gallery items.
+        features: (Q, P) features of the queries.
+        classes: (Q,) classes of the queries, numbered as in the reference. A query that simulates a stranger is
+            compared only with reference items of other classes.
+        gallery_labels: (G,) labels of the gallery items.
         reference: features of known items.
         strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
-        mixture: unlabelled queries. P(known) is learnt from a mixture of known queries and strangers.
+        mixture: unlabelled queries; used for P(known) if known queries and strangers are among them.
 
     Raises:
         ValueError: if queries and searches differ in number, or no query has a match.

@@ -39,9 +39,9 @@ class Targets:
     """Target error rates, each in (0, 1).
 
     Attributes:
-        far: share of accepted first hits among searches without a match (FPIR).
-        ood: share of flagged queries among in-distribution queries.
-        conformal_miss: share of conformal sets without a match among queries with a match in the gallery.
+        far: share of searches without a match that accept the first hit (FPIR).
+        ood: share of in-distribution queries that are flagged.
+        conformal_miss: share of queries with a match in the gallery but not in the conformal set.
         wrong: share of wrong answers among the answers, at a confidence of 0.95; None for no promise.
     """
 
@@ -82,7 +82,7 @@ class UnmatchedQueries:
 
     Attributes:
         mean: (R, D) directions.
-        labels: (R,) the `label_key` of the items that each query leaves out, its matches; −1 if no item can match.
+        labels: (R,) the `label_key` of each query's matches, which its search leaves out; −1 if no item can match.
         classes: (R,) classes of strangers, if the promise is about new classes.
     """
 
@@ -101,8 +101,8 @@ class Calibration:
         targets: the promised error rates.
         flag: the score that flags queries.
         detector: computes OOD scores.
-        acceptances: from all scores; from scores of mean, κ and hits; and from these scores without labels. Equal
-            acceptances appear once. The first acceptance with all its scores available decides on a query.
+        acceptances: one uses all scores; one uses scores of mean, κ and hits; one uses these scores without labels.
+            Equal acceptances appear once. The first acceptance whose scores are all available decides on a query.
         reliability: bins of the first acceptance's cross-validated P(right | known).
         depth: least k such that the first k hits hold a match with probability 1 − `conformal_miss`; None for too few
             queries.
@@ -137,7 +137,7 @@ class Calibration:
 
     @property
     def accept(self) -> str:
-        """Name of the accept statistic: `probability`, or a score for minus this score."""
+        """`probability`, or the name of a score; the accept statistic is then minus this score."""
         return self.acceptances[0].accept
 
     @property
@@ -182,7 +182,7 @@ class Calibration:
         return flag
 
     def recall(self, threshold: float) -> float:
-        """Recall@1 at an accept threshold: share of queries with a match whose first hit is right and above it."""
+        """Recall@1 at a threshold: share of queries with a match whose first hit is right and above the threshold."""
         return float((self.acceptances[0].right_hits > threshold).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
@@ -207,9 +207,9 @@ class Calibration:
         Args:
             hits: hits of the queries, 50 (`N_HITS`) or more for each, or all items of the gallery.
             queries: embeddings of the queries.
-            features: (Q, P) of the queries; without features, a flag by hits replaces a flag that needs features.
-            labels: (Q, K) of the hits, negative for an unlabelled hit; None for a gallery without labels. For a query
-                with an unlabelled hit among the first 50, no labels are used, because calibration hits all have labels.
+            features: (Q, P) features; without them, a flag by hits replaces a flag that needs features.
+            labels: (Q, K) labels of the hits, negative for an unlabelled hit; None for a gallery without labels. If one
+                of a query's first 50 hits is unlabelled, no labels are used, because all calibration hits have labels.
             gallery_size: number of items now; by default as in the calibration.
             accept_above: another accept threshold, such as one from a slider.
             flag_above: another flag threshold, −κ for the flag `kappa`; not used if another flag replaces `flag`.
@@ -369,9 +369,9 @@ def query_scores(
 
     Args:
         queries: embeddings of the queries; without features, only mean and κ are used.
-        cosines: (Q, K) of the hits; None without hits.
-        features: (Q, P) of the queries.
-        labels: (Q, K) of the hits.
+        cosines: (Q, K) cosines of the hits; None without hits.
+        features: (Q, P) features of the queries.
+        labels: (Q, K) labels of the hits.
         reference: features of known items.
         nearest: number of neighbours for each score; see `lam.retrieval.metrics.scores.scores_of`.
     """

@@ -25,7 +25,7 @@ _LEAST_GAIN = 0.005  # a single score must beat the combined score by more than 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
-    """Computes OOD scores of queries; a higher score is more unusual.
+    """Computes OOD scores of queries; a higher score means a more unusual query.
 
     The combined scores of calibration queries are cross-validated, as in `lam.retrieval.decisions.acceptance`.
 

@@ -31,8 +31,7 @@ def false_accepts(
 ) -> ConformalScores | None:
     """Cosine of the best hit that does not match, for each unmatched query; −1 without such a hit.
 
-    If an index returns only matches, the cosine of the last hit replaces it: an upper bound, which raises the
-    threshold.
+    If an index returns only matches, the result is the last hit's cosine: an upper bound, which raises the threshold.
 
     Args:
         calibration: calibration with unmatched queries; without them, the result is None.

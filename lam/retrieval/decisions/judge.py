@@ -53,7 +53,7 @@ def judge(
         scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
         labels: Q lists of K labels of the hits, "" for a hit without a label; None for a store without labels.
         gallery_size: number of items in the store now.
-        features: (Q, P) of the queries, for more scores.
+        features: (Q, P) features of the queries, for more scores.
 
     Raises:
         ValueError: for scores that are not sorted cosines, queries that are not unit vectors, lists of different
@@ -93,7 +93,7 @@ def calibrate_vectors(
     Args:
         queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store.
         query_labels: Q labels; a query whose label the store lacks is a search without a match.
-        vectors: (G, D) of all items in the store, or their embeddings; without unlabelled items.
+        vectors: (G, D) vectors of all labelled items in the store, or their embeddings.
         labels: G labels of the items.
         choices: error rates and scores; no score may need features. A false-accept rate of r needs 1/r - 1 queries.
         key: name of the encoder; `load_calibration` requires the same name.

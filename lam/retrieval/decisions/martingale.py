@@ -1,8 +1,8 @@
 """Test martingales: tests of a stream of data that may be read at any time.
 
-A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. By Ville's
-inequality, a wealth of 1 then ever grows to 1/α with a probability of at most α. In contrast, an ordinary test that is
-repeated on a growing stream raises a false alarm sooner or later.
+A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. Then, by
+Ville's inequality, the probability that a wealth of 1 ever reaches 1/α is at most α. In contrast, an ordinary test that
+is repeated on a growing stream raises a false alarm sooner or later.
 
 `OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. To this
 end, each score is compared with *all* earlier scores. The random errors of a fixed calibration set would affect every
@@ -30,7 +30,7 @@ def asleep(n: int) -> float:
 
 
 class Martingale:
-    """Wealth of a gambler who starts to bet with some of the wealth in each round, and then bets it in every round.
+    """Wealth of a gambler: in each round, some more of the wealth wakes, and then bets in every round.
 
     In round n, bet j of J multiplies its stake by b_nj. The wealth is M_n = asleep(n) + Σ_j W_nj, where W_nj =
     (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj is the awake wealth in bet j. Under the hypothesis, b_nj and
@@ -80,8 +80,8 @@ class Martingale:
 def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
     """Logarithms of 16 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
 
-    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times the odds of a. Log wealth grows
-    fastest in a bet if a share b of the p-values is at most a.
+    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times the odds of a. For a level a,
+    the best b is the share of p-values that are at most a.
     """
     odds = np.tile(_ODDS, 4) * _LEVELS / (1 - _LEVELS)
     return _two_valued(p[..., None] <= _LEVELS, _LEVELS, odds)
@@ -120,7 +120,7 @@ class OnlinePValues:
         self.counts = counts
 
     def __call__(self, cell: int, uniform: float) -> float:
-        """p-value of a score, which from then on counts as an earlier score."""
+        """p-value of a score; the score then joins the earlier scores."""
         above = int(self.counts[cell + 1 :].sum())
         p = (above + uniform * (1 + int(self.counts[cell]))) / (int(self.counts.sum()) + 1)
         self.counts[cell] += 1

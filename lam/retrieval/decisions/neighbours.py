@@ -55,18 +55,18 @@ def choose_nearest(
 ) -> dict[str, int]:
     """The number of neighbours that best separates right first hits from all others, by score.
 
-    The choice maximises the AUROC of right first hits against wrong ones and `others` together. The choice makes the
-    calibration queries not quite exchangeable with new queries. For distances to a reference with several classes, up
-    to 1,000 reference items replace the queries. Their distance to all other items is compared with their distance to
-    items of other classes, as if they were strangers.
+    The choice maximises the AUROC of right first hits against wrong first hits and `others` together. After the choice,
+    the calibration queries are not quite exchangeable with new queries. For distances to a reference with several
+    classes, up to 1,000 reference items replace the queries: their distances to all other items are compared with
+    their distances to other classes, as if they were strangers.
 
     Args:
-        candidates: numbers of neighbours, by score. The first number wins a tie, or if the score lacks evidence or a
-            compared group has fewer than 10 items.
+        candidates: numbers of neighbours, by score. The first number is chosen in a tie, for a score without evidence,
+            and for fewer than 10 items in a compared group.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
         correct: (Q,) whether the first hits of the queries are right.
-        others: evidence of other searches without a right hit, such as strangers; used for the scores that it suffices
-            to compute.
+        others: evidence of other searches without a right hit, such as strangers; a score ignores searches that lack
+            its evidence.
 
     Example:
         >>> right = torch.arange(40) < 20

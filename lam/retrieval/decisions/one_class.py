@@ -32,13 +32,13 @@ _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    A query that is stranger than all N calibration queries has p = 1/(N + 1), divided by the ratio of its odds to the
-    greatest odds. So P(known) of very unusual queries is near 0 for any N.
-
     Strangeness is the greater of two log odds of ranks: for a Mahalanobis distance, and for `joint_surprise` of
     `STRANGER_SCORES`. The distance is two-sided and uses the log odds of each score's rank (`ExtendedOdds`). It leaves
     out scores that need labels, because a query with hits that disagree is ambiguous, but known. It also leaves out
     scores that depend on the first hit. Queries like the calibration queries have a mean P(known) of about 0.99.
+
+    If a query is stranger than all N calibration queries, p is 1/(N + 1) times the greatest calibration odds over the
+    query's odds. So P(known) of very unusual queries is near 0 for any N.
 
     A training item or a gallery item differs from the calibration queries in most scores. So P(known) is 1 for a query
     that is nearer to a known item (`knn`) or to its first hit (`cosine`) than every calibration query, or is a copy.

@@ -23,7 +23,7 @@ FOLDS = 5
 MIN_PER_OUTCOME = 10
 """Least number of right and of wrong first hits for a regression on more than one score."""
 SINGLE_SCORE = "cosine"
-"""The score that is used alone if first hits are too few."""
+"""The only score of a regression with too few right or wrong first hits."""
 
 LOGISTIC_COUNTS = 300
 """Weight m of the logistic curve in `Correctness`, chosen by log score on validation data."""

@@ -39,7 +39,7 @@ class Reading:
         name: `kappa` or `cosine` for a test of the queries; `far` or `wrong` for a test of the feedback.
         evidence: wealth of the bets now, 1 at the beginning.
         peak: greatest wealth so far.
-        needed: wealth at which the test raises an alarm, for good.
+        needed: wealth at which the test raises a permanent alarm.
         n: number of queries, or of judged answers.
         errors: number of errors among the judged answers; None for queries.
         limit: error rate above which evidence grows: the promised rate or, if higher, the upper end of the interval of
@@ -180,7 +180,7 @@ class Promise:
 
     @property
     def state(self) -> State:
-        """`holds`, `in doubt` or `broken`; an alarm is for good."""
+        """`holds`, `in doubt` or `broken`; alarms are permanent."""
         alarms = {test.breaks for test in self._tests.values() if test.alarms}
         return "broken" if True in alarms else "in doubt" if alarms else "holds"
 

@@ -77,7 +77,7 @@ class SoftScale:
     """A score in units of its spread: z = (s − median)/spread within ±2, and ±(2 + log(1 + |z| − 2)) beyond.
 
     Attributes:
-        median: of the score.
+        median: median of the score.
         spread: interquartile range; if 0, the standard deviation; if both are 0, 1.
     """
 

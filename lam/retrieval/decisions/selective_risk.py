@@ -82,7 +82,7 @@ def control_selective_risk(
 
 
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
-    """The least number of answers that bounds the share of wrong answers by `target`, if `n_wrong` of them are wrong.
+    """The least number of answers that promise a share of at most `target`, if `n_wrong` of the answers are wrong.
 
     This is the least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence.
 

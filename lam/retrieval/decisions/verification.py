@@ -20,13 +20,7 @@ _BLOCK_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class DrawnPairs:
-    """R pairs of a query and an item of the gallery.
-
-    Attributes:
-        queries: (R,) rows of queries.
-        items: (R,) rows of the gallery.
-        same: (R,) whether they match.
-    """
+    """R pairs of a row of `queries` and a row of the gallery (`items`); `same` says whether the two match."""
 
     queries: Int64[Tensor, " R"]
     items: Int64[Tensor, " R"]

@@ -24,8 +24,8 @@ _SWITCH_LOCK = threading.Lock()
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
     """An empty FAISS index that takes slots as ids.
 
-    An IDMap stores ids for a type that cannot. IVF types can, and an IDMap around them mixes ids up after a removal
-    (FAISS 1.15). So only other types get an IDMap, and a factory string with an IDMap is rejected.
+    IVF types store ids themselves; in an IDMap, they mix ids up after a removal (FAISS 1.15). Therefore only other
+    types get an IDMap, and a factory string with an IDMap is rejected.
     """
     import faiss
 

@@ -272,8 +272,8 @@ class Index:
         """Read an index that `save` wrote.
 
         If another process replaces the index meanwhile, the new index is read. The FAISS structure is a cache: if its
-        file is missing or unusable, `load` warns and rebuilds the structure from the stored embeddings. If the type
-        needs training, it is trained on these embeddings; if they are too few, the index becomes Flat.
+        file is missing or unusable, `load` warns and rebuilds the structure from the stored embeddings. A type that
+        needs training is trained on these embeddings; with too few embeddings, the index becomes Flat.
 
         Args:
             folder: folder of the index.

@@ -1,6 +1,6 @@
 """An index in a folder, with atomic replacement (`lam.utils.files`): a reader sees the old index or the new one.
 
-index.json                format, type, number of samples whose mean a vector is, and the SHA-256 of the cache
+index.json                format, type, parameters, `mean_samples`, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
 search.faiss              the FAISS structure, except for Flat: a cache, not in the manifest, rebuilt if it is lost
 """

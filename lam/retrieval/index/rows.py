@@ -38,7 +38,7 @@ class Chunk:
         return self.size - self.n_removed
 
     def append(self, columns: Sequence[np.ndarray]) -> None:
-        """Add rows, by column; they must fit."""
+        """Add rows, given as columns; there must be room."""
         end = self.size + len(columns[0])
         for name, rows in zip(_COLUMNS, columns, strict=True):
             getattr(self, name)[self.size : end] = rows
@@ -113,7 +113,7 @@ class Store:
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
         """Remove the rows of these slots; other rows keep their order and slots.
 
-        The rows are marked as removed; a sweep later drops them. Ctrl-C takes effect after the removal.
+        Removed rows are marked; a sweep drops them once they are a fifth of their chunk. Ctrl-C waits for the end.
         """
         places = self.places_of(slots)
         with _delay_interrupt():
@@ -202,7 +202,7 @@ class Store:
 
 @contextmanager
 def _delay_interrupt() -> Iterator[None]:
-    """Delay Ctrl-C until the block has ended, in the main thread, the only one that Ctrl-C interrupts."""
+    """Delay Ctrl-C, which interrupts only the main thread, until the block has ended."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():
         yield

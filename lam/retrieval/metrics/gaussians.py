@@ -53,7 +53,7 @@ class Gaussians:
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         """(N,) squared Mahalanobis distances to the nearest class, and (N,) to the Gaussian of all items.
 
-        `excluded` holds the class to leave out for each item; an only class is never left out.
+        `excluded` holds the class to leave out for each item; if there is only one class, no class is left out.
         """
         z = (unit.detach().cpu().double() - self.center) @ self.basis
         to_classes = torch.cdist(z @ self.within, self.means)

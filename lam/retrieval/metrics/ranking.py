@@ -41,12 +41,10 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
 
 
 def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
-    """Mean over queries of the share of relevant items among the first k hits; arguments and errors as `recall_at_k`.
+    """Mean over queries of the share of relevant items among the first k hits.
 
-    The denominator is k, so a query with fewer than k relevant items cannot reach 1.
-
-    Returns:
-        A mean in [0, 1]; NaN if no query has a relevant item.
+    The denominator is k, so a query with fewer than k relevant items cannot reach 1. Arguments, NaN and errors as in
+    `recall_at_k`.
 
     Example:
         >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)
@@ -57,14 +55,11 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
 
 
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
-    """Mean over queries of the average precision of the first k hits; arguments and errors as `recall_at_k`.
+    """Mean over queries of the average precision of the first k hits; arguments, NaN and errors as in `recall_at_k`.
 
     AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant), which is MAP@R for k = n_relevant.
 
     Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation.
-
-    Returns:
-        A mean in [0, 1]; NaN if no query has a relevant item.
 
     Example:
         >>> map_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=3)

@@ -84,7 +84,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under accuracy at abstention rates 0, 0.1 … 0.9, scaled to 0 for a useless uncertainty and 1 for the best.
 
-    An order worse than chance is negative. NaN if all first hits are right or all are wrong.
+    Negative for an order worse than chance; NaN if all first hits are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
     """

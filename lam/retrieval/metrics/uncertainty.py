@@ -79,8 +79,7 @@ def count_at_thresholds(
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
     """Number of queries that each threshold keeps, and number of selected queries among these; both rise from zero.
 
-    A threshold keeps or drops a tie as a whole. T distinct uncertainties give two tensors of T + 1 float64 numbers, on
-    the CPU.
+    A threshold keeps or drops a tie as a whole: T distinct uncertainties give T + 1 numbers each, float64, on the CPU.
     """
     check_tensor("correct", selected)
     check_length("uncertainty", uncertainty, "the queries", len(selected))

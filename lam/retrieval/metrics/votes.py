@@ -82,7 +82,7 @@ def majority_votes(
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. Of tied labels, the first of these wins, else the lowest.
+        ranked_labels: (Q, K) labels of the hits, best first. The first of these wins a tie; other ties, the lowest.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")

@@ -144,7 +144,7 @@ class Posterior(ABC):
     def clipped_variance_share(self, features: Any) -> float:
         """Share of the predictive variance of N items that comes from directions of negative h.
 
-        In these directions only the prior bounds the variance, because h is clipped to zero.
+        In these directions h is clipped to zero, so only the prior determines the variance.
         """
 
     @property

@@ -194,7 +194,7 @@ def match_loss(
 ) -> Float[Tensor, "*B"]:
     """−mean of [log C_D(κ_a) + κ_a n·m] over pairs of an item with direction n and a match with direction m.
 
-    This proper scoring rule is minus the mean log density of matches under von Mises-Fisher distributions.
+    This proper scoring rule is minus the mean log von Mises-Fisher density of matches; C_D normalises the density.
 
     Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches instead of
     class centres.

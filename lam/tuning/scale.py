@@ -97,7 +97,7 @@ class Tuning:
     Attributes:
         likelihood_scale: the chosen scale s.
         trials: every tried s, in rising order.
-        direction_cosine: mean cosine, at the chosen s, between the network's and the samples' mean direction.
+        direction_cosine: mean cosine between the network's direction and the mean of the samples, at the chosen s.
         clipped_share: share of the predictive variance from clipped weights, at the chosen s.
         n_queries: number of held-out queries.
         replaced: the posterior's earlier curvature, if it was replaced.

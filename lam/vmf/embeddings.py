@@ -30,7 +30,7 @@ class Embeddings:
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) sampled unit vectors, if requested.
         mean_samples: S if `mean` is the mean direction of S samples, comparable only with other means of S samples.
-        kappa_epistemic: (N,) concentration of the posterior: how well the data determine the embedding.
+        kappa_epistemic: (N,) concentration from the method alone: how well the data determine the embedding.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
         p_known: (N,) probability in [0, 1] that the item is like the training items.
 

@@ -1,4 +1,4 @@
-"""Mean resultant length, which is the length of the mean of unit vectors, and the concentration κ that follows."""
+"""Mean resultant length of unit vectors (the length of their mean), and the concentration κ for this length."""
 
 from dataclasses import dataclass
 

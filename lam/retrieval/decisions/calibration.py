@@ -58,11 +58,11 @@ class Targets:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of κ between rising edges, on a logarithmic scale.
+    """Histogram of κ on a logarithmic scale.
 
     Attributes:
         counts: number of values in each of B bins.
-        edges: B + 1 values of κ.
+        edges: B + 1 edges of the bins, rising.
     """
 
     counts: tuple[int, ...]
@@ -113,7 +113,7 @@ class Calibration:
         verifier: decides on pairs of images; None without pairs.
         unseen: p-values of new classes, with sorted `label_key`s as labels; None if not learnt.
         unmatched: queries that bound false accepts in a part of the gallery; None for a gallery without labels.
-        intervals: for the cosine between a hit and another image of the query's class; None for too few pairs.
+        intervals: intervals for the cosine between a hit and another image of the query's class, if learnt.
         facts: further facts, as JSON.
     """
 

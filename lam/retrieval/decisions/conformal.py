@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
 The one assumption is exchangeability: every order of calibration scores and new scores is equally likely, as for
-draws from one source. Training and tuning data are not quite exchangeable with new data; drifting data are not at all.
+draws from one source. Training and tuning data are not quite exchangeable with new data; drifting data are not.
 """
 
 import math

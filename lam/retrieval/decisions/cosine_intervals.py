@@ -37,7 +37,7 @@ class CosineIntervals:
     def fit(
         cls, queries: Embeddings, labels: Int64[Tensor, " Q"], gallery: Float[Tensor, "G D"], hits: Int64[Tensor, "Q K"]
     ) -> "CosineIntervals | None":
-        """Intervals by split conformal prediction; None if there are too few pairs for the level.
+        """Intervals by split conformal prediction; None for too few pairs.
 
         The exchangeable units are disjoint pairs of queries of one class. A hit of one query has two cosines: with this
         query, and with the other query of the pair. Conformal quantiles of (second − first) · κ^(1/4) are `below` and

@@ -1,8 +1,7 @@
 """P(known) from a density ratio: known queries against strangers, or against an unlabelled mixture of both.
 
 Unlike `lam.retrieval.decisions.one_class`, the ratio learns from examples how strangers differ from known queries. An
-unlabelled mixture, such as the queries of a service, suffices, because its density ratio ranks queries in the same
-order.
+unlabelled mixture, such as the queries of a service, suffices, because the ratio then has the same order of queries.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """

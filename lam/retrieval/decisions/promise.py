@@ -56,7 +56,7 @@ class Reading:
 
 
 class _Test:
-    """A martingale that raises an alarm once its wealth reaches 1/alpha, with counts that change in place."""
+    """A martingale that raises an alarm once its wealth reaches 1/alpha; `counts` are its further state."""
 
     def __init__(self, n_bets: int, alpha: float, *, breaks: bool = False, **counts: np.ndarray) -> None:
         self.martingale, self.breaks, self.counts = Martingale((n_bets,)), breaks, counts

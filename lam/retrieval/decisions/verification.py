@@ -65,7 +65,7 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from R pairs with cosine, `kappa` and `other` κ of the two images, and whether the images match."""
+        """Learn from the cosines of R pairs, the κ of both images (`kappa`, `other`), and whether the images match."""
         check_length("same", same, "the pairs", len(cosine))
         n_same, n_other = int(same.sum()), int((~same).sum())
         if min(n_same, n_other) == 0:

@@ -108,14 +108,14 @@ def keep_only(index: Any, slots: np.ndarray) -> bool:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) candidate slots, filled up with −1; a GPU allows k up to a few thousand."""
+    """(Q, k) candidate slots, padded with −1; a GPU allows k up to a few thousand."""
     errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with errors, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]
 
 
 def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> np.ndarray | None:
-    """(Q, k) candidates among `slots`, filled up with −1; None for a type without a selector."""
+    """(Q, k) candidates among `slots`, padded with −1; None for a type without a selector."""
     import faiss
 
     options: Any = faiss  # FAISS's type stubs lack these records

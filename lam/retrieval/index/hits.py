@@ -46,5 +46,5 @@ def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:
 
 
 def label_key(label: str) -> int:
-    """63 bits of the SHA-256 of a label."""
+    """An integer for a label: 63 bits of the label's SHA-256."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") >> 1

@@ -31,7 +31,7 @@ class Searches:
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of a matching item; −∞ without a match.
         other_hits: (Q, K) the items of highest cosine that do not match.
-        others: (Q, K) cosines of `other_hits`, filled up with −∞ if fewer than K items do not match.
+        others: (Q, K) cosines of `other_hits`, padded with −∞ if fewer than K items do not match.
         rank: (Q,) rank of the first match, counted from 1; of tied items, the match is last. 0 without a match.
         gallery_size: number of searched items, without the query itself.
     """

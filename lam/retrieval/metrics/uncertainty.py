@@ -68,7 +68,7 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """(Q + 1,) numbers of selected queries among the 0, 1 … Q most certain, float64, on the CPU.
 
-    Each query of a tie counts as the mean of the tie.
+    In a tie, each query counts as the mean of the tied queries.
     """
     kept, counts = count_at_thresholds(selected, uncertainty)
     return torch.from_numpy(np.interp(np.arange(len(selected) + 1), kept, counts))

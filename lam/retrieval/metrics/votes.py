@@ -82,7 +82,8 @@ def majority_votes(
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. The first of these wins a tie; other ties, the lowest.
+        ranked_labels: (Q, K) labels of the hits, best first. Of tied labels, the first in this list wins; without any
+            in the list, the lowest label wins.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")

@@ -80,7 +80,7 @@ def align(rows: Sequence[tuple[str, str]]) -> str:
 
 def _describe_default(setting: Field[Any]) -> str:
     if setting.default is not MISSING:
-        value = "none" if setting.default is None else str(setting.default)
+        value = "null" if setting.default is None else str(setting.default)
     else:
         value = "required" if setting.default_factory is MISSING else "empty"
     known = get_args(setting.type) if get_origin(setting.type) is Literal else setting.metadata.get("known", ())

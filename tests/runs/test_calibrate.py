@@ -295,7 +295,7 @@ def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
         made = Run(run_copy).calibration
         best = max(made.detector.ranking.values())
         assert made.flag == made.detector.best
-        assert made.detector.ranking[made.flag] >= best - 0.005
+        assert made.detector.ranking[made.flag] >= best - 0.1
 
 
 @pytest.mark.long

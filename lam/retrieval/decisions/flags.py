@@ -20,7 +20,9 @@ COMBINED = "combined"
 FLAGS = (*SCORES, COMBINED)
 """Scores that can flag a query."""
 Missing = Literal["input", "hits", "labels"]
-_LEAST_GAIN = 0.005  # a single score must beat the combined score by more than this AUROC
+# A single score must beat the combined score by more than this AUROC: with two to four classes of strangers, a smaller
+# gain is chance. In 72 draws of eight data sets, a limit of 0.005 chose a single score 18 times and lost 0.003 on average.
+_LEAST_GAIN = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ class OodDetector:
 
     @property
     def best(self) -> str:
-        """The flag with the greatest AUROC, or `combined` if at most 0.005 below; κ without strangers."""
+        """The flag with the greatest AUROC, or `combined` if at most 0.1 below; κ without strangers."""
         if COMBINED not in self.ranking:
             return "kappa"
         first = next(iter(self.ranking))

@@ -94,7 +94,7 @@ REAL = {
     "minilm__debian": "packages",
 }
 """Cells of `real.py`, and what a reader calls them; images without a network's name are by EfficientNet-Lite0."""
-HELD_OUT = {
+REAL_HELD_OUT = {
     "minilm__libraries": "docstrings of ten libraries",
     "efficientnet_lite0__clothes": "clothes",
     "efficientnet_lite0__digits": "digits",
@@ -212,7 +212,7 @@ def worth() -> list[Row]:
     """The flag and the probability beside the cosine of the first hit, in short."""
     heads = [
         *("AUROC of strangers: cosine", "AUROC of strangers: lam's flag"),
-        *("answered: cosine", "answered: lam's probability"),
+        *("answered: cosine", "answered: lam"),
     ]
     table: list[Row] = [["data", *heads]]
     for cell, title in WORTH.items():
@@ -322,7 +322,7 @@ def real_held_out() -> list[Row]:
         *(of_score("ausc", name) for name in ("cosine", "probability")),
         *((lambda one, figure=figure: one[ALONE][figure]) for figure in ("ece", "ece_by_chance")),
     ]
-    return of_real(heads, 3, figures, HELD_OUT)
+    return of_real(heads, 3, figures, REAL_HELD_OUT)
 
 
 # Both questions, by score, on networks that were trained for it.

@@ -1,4 +1,4 @@
-"""A pretrained network made Bayesian: the score of its posterior detects photographs of other places.
+"""A pretrained network made Bayesian: the score of its posterior detects views of another photograph.
 
     python examples/pretrained.py
 

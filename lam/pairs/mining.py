@@ -27,14 +27,15 @@ Miner = Callable[[Tensor, Tensor], Any]
 class Mining:
     """The choice of pairs in a batch.
 
-    A triplet (anchor a, positive p, negative n) with Euclidean distances d of unit embeddings is
+    A triplet contains the pairs (anchor a, positive p) and (anchor a, negative n). With Euclidean distances d of unit
+    embeddings, it is
 
         easy       if          d_an > d_ap + margin
         violating  if          d_an ≤ d_ap + margin
         semihard   if   d_ap < d_an ≤ d_ap + margin
         hard       if          d_an ≤ d_ap
 
-    and contains the pairs (a, p) and (a, n). `all` chooses every pair.
+    `all` chooses every pair.
 
     Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`: its "all"
     is `violating` here, and the loss's margin replaces its default, 0.2. Warburg et al. (2023) mine the same way, and

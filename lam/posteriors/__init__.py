@@ -1,4 +1,4 @@
-"""Gaussian posteriors over weights; each structure of the covariance has its own file."""
+"""Gaussian posteriors over weights, by the structure of the covariance."""
 
 from lam.posteriors.base import Posterior
 from lam.posteriors.diagonal import DiagonalPosterior

@@ -27,8 +27,8 @@ MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
 Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
-"""Maps features (N, P) to outputs (N, D), samples (S, N, D) of the outputs or their `MeanResultant`, and total
-variances (N,) of the outputs."""
+"""Maps features (N, P) to outputs (N, D); their samples (S, N, D), or the `MeanResultant` of the samples; and the total
+variance of each output (N,)."""
 
 Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
 """Weights and biases of S layers."""

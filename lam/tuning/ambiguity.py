@@ -363,7 +363,7 @@ def _learn_concentration(
 
 
 def _ambiguous_below(kappa: Tensor, correct: Tensor) -> Tensor:
-    """`Ambiguity.ambiguous_below`, by a hypergeometric test at level 0.05."""
+    """`Ambiguity.ambiguous_below`: a quantile of κ, or 0 if wrong first hits are no more frequent below it."""
     from scipy.stats import hypergeom
 
     limit = kappa.quantile(_AMBIGUOUS)

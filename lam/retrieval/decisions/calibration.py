@@ -78,7 +78,7 @@ class Histogram:
 
 @dataclass(frozen=True, eq=False)
 class UnmatchedQueries:
-    """Queries that bound false accepts in a part of the gallery; see `lam.retrieval.decisions.gallery_part`.
+    """Queries without a match, for the threshold of a filtered search; see `lam.retrieval.decisions.gallery_part`.
 
     Attributes:
         mean: (R, D) directions.
@@ -171,7 +171,7 @@ class Calibration:
 
     @property
     def kappa_below(self) -> float:
-        """The κ below which the flag `kappa` flags a query, at the same target."""
+        """The κ below which the flag `kappa` flags a query, at the rate `targets.ood`."""
         return -self._flags_above["kappa"]
 
     def flag_without(self, *missing: Missing) -> str:
@@ -323,10 +323,10 @@ class Calibration:
         return [pair if is_known else None for is_known, pair in zip(known.tolist(), pairs, strict=True)]
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
-        """Whether each of R pairs matches; abstain if κ flags either image, each at the rate `targets.ood`.
+        """Whether each of R pairs matches; the answer is `abstain` if κ flags one of the two items.
 
-        Of the pairs that do not match, at most a share `targets.far` gets the answer `match`. The probability assumes
-        that half of all pairs match.
+        κ flags a known item at the rate `targets.ood`. Of the pairs that do not match, at most a share `targets.far`
+        gets the answer `match`. The probability assumes that half of all pairs match.
 
         Args:
             first: R embeddings.

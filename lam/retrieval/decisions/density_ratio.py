@@ -1,7 +1,7 @@
 """P(known) from a density ratio: known queries against strangers, or against an unlabelled mixture of both.
 
 Unlike `lam.retrieval.decisions.one_class`, the ratio learns from examples how strangers differ from known queries. An
-unlabelled mixture, such as the queries of a service, suffices, because the ratio then has the same order of queries.
+unlabelled mixture, such as the queries of a service, suffices: its ratio ranks queries as the ratio to strangers does.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """

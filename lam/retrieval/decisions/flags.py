@@ -20,8 +20,8 @@ COMBINED = "combined"
 FLAGS = (*SCORES, COMBINED)
 """Scores that can flag a query."""
 Missing = Literal["input", "hits", "labels"]
-# A single score must beat the combined score by more than this AUROC: with two to four classes of strangers, a smaller
-# gain is chance. In 72 draws of eight data sets, a limit of 0.005 chose a single score 18 times and lost 0.003 on average.
+# A single score must beat the combined score by more than this AUROC. With two to four classes of strangers, a smaller
+# gain is chance: in 72 draws of eight data sets, a limit of 0.005 chose a single score 18 times and lost 0.003.
 _LEAST_GAIN = 0.1
 
 

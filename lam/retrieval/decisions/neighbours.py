@@ -57,8 +57,8 @@ def choose_nearest(
 
     The choice maximises the AUROC of right first hits against wrong first hits and `others` together. After the choice,
     the calibration queries are not quite exchangeable with new queries. For distances to a reference with several
-    classes, up to 1,000 reference items replace the queries: their distances to all other items are compared with
-    their distances to other classes, as if they were strangers.
+    classes, up to 1,000 reference items replace the queries. Compared with all other items, each counts as known;
+    compared with the items of other classes, it counts as a stranger.
 
     Args:
         candidates: numbers of neighbours, by score. The first number is chosen in a tie, for a score without evidence,

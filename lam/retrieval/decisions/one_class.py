@@ -1,7 +1,7 @@
 """P(known) from known queries alone: the similarity of a query to the calibration queries, by many scores together.
 
-A one-sided score mistakes some strangers for known queries: blur moves photographs towards the mean of the training
-features. So a query is unusual if its scores lie far above *or* below the scores of the calibration queries.
+A query is unusual if its scores lie far above *or* far below the scores of the calibration queries. The lower side
+counts too because some strangers are too close: blurred photographs lie near the mean of the training features.
 """
 
 import math
@@ -122,7 +122,7 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
 
 
 def is_evidence(name: str) -> bool:
-    """Whether a score can enter the Mahalanobis distance: it needs no labels, and does not depend on the first hit."""
+    """Whether `OneClassModel` can use a score: only a score without labels, and not of the first hit alone."""
     return name not in _FIRST_HIT_SCORES and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 

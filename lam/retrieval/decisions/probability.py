@@ -117,8 +117,8 @@ class MonotoneRegression:
 class Correctness:
     """P(first hit is right) from several scores, by logistic and isotonic regression.
 
-    Logistic regression on N searches gives s = b + Σ_j w_j x_j, where x_j is the log odds of the rank of score j (see
-    `RankOdds`), and the logistic curve σ(s). An isotonic regression g of the outcomes on cross-validated values of s
+    Logistic regression on N searches gives σ(s) with s = b + Σ_j w_j x_j. Here x_j is the log odds of the rank of
+    score j (see `RankOdds`). An isotonic regression g of the outcomes on cross-validated values of s
     corrects σ. The probability is (N g(s) + m σ(s))/(N + m) with m = 300, because g is better than σ only with hundreds
     of searches. Where g is constant, σ still orders searches.
 

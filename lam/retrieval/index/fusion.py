@@ -1,6 +1,6 @@
 """Several images of one identity fused into one gallery entry, with a cap on κ.
 
-The product of K von Mises-Fisher densities (`lam.vmf.fuse`) adds their concentrations, κ = ‖Σ κ_k μ_k‖ ≤ Σ κ_k, as if
+The product of K von Mises-Fisher densities (`lam.vmf.fuse`) has the concentration κ = ‖Σ κ_k μ_k‖ ≤ Σ κ_k, as if
 each image were an independent measurement. But κ_k comes from the posterior over the *weights*, and an error of the
 weights moves all images at once. Near its mean direction, a concentrated density is a Gaussian with variance 1/κ_k in
 each tangent direction. Let e_k be the errors of the K mean directions, with variance 1/κ_k and correlation ρ between

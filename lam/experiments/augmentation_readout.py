@@ -126,6 +126,6 @@ class AninfonceOfViews(Aninfonce):
     ) -> dict[str, History]:
         """Train a network in place; see `Method.train_network`."""
         views = TwoViews(dataset, Views(crop_scale=self.crop_scale, jitter=self.jitter))
-        if not self.normalise:
+        if not self.normalise:  # `Aninfonce` would look for a head in the views
             step = AnInfoNCEStep(self.settings(), head_of(network, dataset))
-        return Method.train_network(self, network, views, training, step)  # Aninfonce's would look for a head in views
+        return super().train_network(network, views, training, step)

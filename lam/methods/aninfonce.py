@@ -89,7 +89,7 @@ class Aninfonce(Deterministic):
     def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        if self.n_members > 1 or not self.normalise:
+        if step is None and (self.n_members > 1 or not self.normalise):
             step = AnInfoNCEStep(self.settings(), head_of(network, dataset))
         if self.n_members > 1:
             base = dataset.options if isinstance(dataset, Augmented) else None

@@ -132,14 +132,12 @@ def _known_from(calibration: Calibration) -> str:
     facts, contrast, usual = calibration.facts, calibration.match_probability.contrast, "from how unusual a query is"
     if contrast is None:
         return usual
-    if contrast.is_mixture:
-        share, low, high = (f"{number:.2g}" for number in facts["share_of_strangers"])
-        mixture = f"{facts['n_unlabelled']} queries in {facts['unlabelled']}"
-        return f"{usual}, and from {mixture}, a share {share} of them strangers (95 % interval {low} to {high})"
     if (estimate := facts.get("share_of_strangers")) is not None:
         share, low, high = (f"{number:.2g}" for number in estimate)
-        may = "all be known" if estimate[1] == 0 else "all be strangers"
         mixture = f"{facts['n_unlabelled']} queries in {facts['unlabelled']}"
+        if contrast.is_mixture:
+            return f"{usual}, and from {mixture}, a share {share} of them strangers (95 % interval {low} to {high})"
+        may = "all be known" if estimate[1] == 0 else "all be strangers"
         usual = f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), they may {may}"
     strangers = f"{facts['n_strangers']} strangers" if facts["n_strangers"] else "the same with their classes as new"
     learnt = f"{usual}, from queries without their matches, and from {strangers}"

@@ -33,7 +33,7 @@ class Run:
         self.folder = Path(folder)
         require_finished(self.folder)
 
-    @property
+    @cached_property
     def config(self) -> RunConfig:
         """Configuration of the run."""
         return self.configured([])

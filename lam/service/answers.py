@@ -338,11 +338,10 @@ def _accept_points(calibration: Calibration) -> list[float]:
 
     At half of them, the rate falls from 1/2 by a constant factor; at the other half, recall falls in equal steps.
     """
-    right_hits = calibration.acceptances[0].right_hits
-    scores, right = calibration.false_accepts.scores.double(), right_hits
-    half, right = _POINTS // 4, right[right.isfinite()]
+    scores, right = calibration.false_accepts.scores.double(), calibration.acceptances[0].right_hits
+    right, half = right[right.isfinite()], _POINTS // 4
     by_rate = len(scores) - torch.logspace(0, math.log10(max(1, len(scores) / 2)), half, dtype=torch.float64)
-    shown = [scores[by_rate.round().long()], right_hits.new_tensor([calibration.accept_above])]
+    shown = [scores[by_rate.round().long()], right.new_tensor([calibration.accept_above])]
     if len(right):
         shown.append(right[torch.linspace(0, len(right) - 1, half).round().long()])
     return torch.cat(shown).unique().tolist()

@@ -88,7 +88,7 @@ def _read_file(path: Path, rights: dict[str, Right]) -> None:
             raise ValueError(f"{where} must be RIGHT KEY, where RIGHT is one of {', '.join(RIGHTS)}")
         if _check(key.strip(), where) in rights:
             raise ValueError(f"{where} repeats a key: give each key one right")
-        rights[key.strip()] = RIGHTS[RIGHTS.index(name)]
+        rights[key.strip()] = name
     if len(rights) == before:
         raise ValueError(f"{path} holds no key: give lines such as `read KEY`")
 

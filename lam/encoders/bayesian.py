@@ -24,7 +24,7 @@ from lam.models.weights import by_plain_name
 from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
-from lam.retrieval import METRICS, Metric, auroc
+from lam.retrieval import auroc
 from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
 from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
 from lam.utils.checks import check_choice
@@ -33,24 +33,6 @@ from lam.vmf.bessel import tabulate_for_export
 from lam.vmf.embeddings import Embeddings, Mean
 
 _OPTIONS = {"calibration": ("n_samples", "least", "greatest", "refinements"), "marginal_likelihood": ("step",)}
-
-METRICS |= {
-    "share_clipped": Metric(
-        "curvature entries clipped",
-        "neither",
-        "share of negative entries, which count as zero: their weights keep the prior",
-    ),
-    "share_left": Metric(
-        "second moment left to the diagonal",
-        "lower",
-        "share of the features' second moment outside the low-rank part",
-    ),
-    "variance_clipped": Metric(
-        "variance of clipped entries",
-        "lower",
-        "share of the predictive variance from clipped entries, which no likelihood scale changes",
-    ),
-}
 
 
 class BayesianEncoder(Encoder):

@@ -8,21 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.retrieval.metrics.registry import METRICS, Metric
-
 COARSE = 7
 """Number of patches along each side of a blurred image."""
-
-METRICS |= {
-    "kappa_on_made": Metric(
-        "AUROC of κ, made outsiders",
-        "higher",
-        "mean over three alterations of validation images: inverted, pixels permuted, blurred",
-    ),
-    "variance_on_made": Metric(
-        "AUROC of the variance, made outsiders", "higher", "the same mean, by the variance before normalisation"
-    ),
-}
 
 
 def is_images(inputs: Any) -> bool:

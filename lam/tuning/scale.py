@@ -14,7 +14,6 @@ from lam.hessians.losses import ContrastiveCurvature, to_settings
 from lam.pairs.relevance import Relevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.retrieval.metrics.votes import answers_of
 from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
@@ -32,23 +31,6 @@ NEAR_COSINE = 0.99
 """If scales tie, tuning prefers a scale with at least this `direction_cosine`. Easy queries cause ties."""
 
 _DEPTH = 10
-
-METRICS |= {
-    "tuned_scale": Metric("likelihood scale s", "neither", "chosen by the log score on the validation split"),
-    "tuned_scale_low": Metric("s, from", "neither", "the least within one standard error of the best score"),
-    "tuned_scale_high": Metric("s, to", "neither", "the greatest within one standard error of the best score"),
-    "tuned_score": Metric(
-        "log score", "lower", "mean log score of sampled networks' votes for the first hits, on the validation split"
-    ),
-    "tuned_score_behind": Metric("log score, above the best", "lower", "log score of the chosen s minus the best one"),
-    "tuned_score_error": Metric("standard error of the difference", "neither", "of the mean difference, over queries"),
-    "tuned_ece": Metric("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
-    "tuned_cosine": Metric(
-        "cosine of sampled and network direction",
-        "higher",
-        "below 0.9 the posterior is so wide that the mean of its samples points elsewhere than the network",
-    ),
-}
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,43 @@ METRICS: dict[str, Metric] = {
     "no_match_prevalence": Metric(
         "share without a match", "neither", "the AUPRC of a useless score", prevalence, ("matched", "unmatched")
     ),
+    "kappa_on_made": Metric(
+        "AUROC of κ, made outsiders",
+        "higher",
+        "mean over three alterations of validation images: inverted, pixels permuted, blurred",
+    ),
+    "variance_on_made": Metric(
+        "AUROC of the variance, made outsiders", "higher", "the same mean, by the variance before normalisation"
+    ),
+    "tuned_scale": Metric("likelihood scale s", "neither", "chosen by the log score on the validation split"),
+    "tuned_scale_low": Metric("s, from", "neither", "the least within one standard error of the best score"),
+    "tuned_scale_high": Metric("s, to", "neither", "the greatest within one standard error of the best score"),
+    "tuned_score": Metric(
+        "log score", "lower", "mean log score of sampled networks' votes for the first hits, on the validation split"
+    ),
+    "tuned_score_behind": Metric("log score, above the best", "lower", "log score of the chosen s minus the best one"),
+    "tuned_score_error": Metric("standard error of the difference", "neither", "of the mean difference, over queries"),
+    "tuned_ece": Metric("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
+    "tuned_cosine": Metric(
+        "cosine of sampled and network direction",
+        "higher",
+        "below 0.9 the posterior is so wide that the mean of its samples points elsewhere than the network",
+    ),
+    "share_clipped": Metric(
+        "curvature entries clipped",
+        "neither",
+        "share of negative entries, which count as zero: their weights keep the prior",
+    ),
+    "share_left": Metric(
+        "second moment left to the diagonal",
+        "lower",
+        "share of the features' second moment outside the low-rank part",
+    ),
+    "variance_clipped": Metric(
+        "variance of clipped entries",
+        "lower",
+        "share of the predictive variance from clipped entries, which no likelihood scale changes",
+    ),
 }
 
 

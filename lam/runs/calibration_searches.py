@@ -220,7 +220,7 @@ def _search_without_match(
         kept = torch.tensor([label not in classes for label in labels]).nonzero().flatten()
     if len(kept) == 0:
         raise ValueError("the gallery holds only items of the held-out classes: index items of known classes")
-    searches = search_open_set(mean, items[kept], lambda rows: torch.zeros(len(rows), len(kept)).bool())
+    searches = _search_unmatched(mean, items[kept])
     found = OtherQueries(
         prediction.embeddings,
         searches.cosines,
@@ -245,7 +245,7 @@ def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
         prediction = inputs.predict(inputs.queries(inputs.options.unlabelled))
         embeddings, features = prediction.embeddings, prediction.features
     items, reference = known.searchable.items.mean, known.reference
-    searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
+    searches = _search_unmatched(embeddings.mean, items)
     is_stored = _find_themselves(embeddings.mean, items, searches)
     is_trained_on = torch.zeros_like(is_stored)
     if reference is not None:
@@ -254,7 +254,7 @@ def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
     if len(rest) == len(embeddings):
         return OtherQueries(embeddings, searches.cosines, features=features)
     n_others = (0 if inputs.splits is None else len(inputs.splits.train)) - len(reference or ())
-    may_hide = reference is not None and n_others > 0 and bool(is_trained_on.any())
+    may_hide = n_others > 0 and bool(is_trained_on.any())
     outcome = f"they are left out, and P(known) is learnt from the other {len(rest)}"
     if may_hide:
         outcome = f"P(known) is not learnt, as {n_others} training items outside the reference may be among them, too"
@@ -283,6 +283,11 @@ def _splits(run: Path, config: RunConfig) -> Splits:
             "--data-root, or a --folder of fresh images with --reference 0"
         )
     return splits
+
+
+def _search_unmatched(queries: Tensor, items: Tensor) -> Searches:
+    """Hits of queries that match no item."""
+    return search_open_set(queries, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
 
 
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:

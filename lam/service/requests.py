@@ -22,6 +22,8 @@ from lam.service.errors import ServiceError
 
 MAX_KAPPA = 1e30
 _SHOWN = 80
+_Label = Annotated[str, Field(json_schema_extra={"maxLength": MAX_LABEL})]
+_A_BATCH = Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
 
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
@@ -63,9 +65,7 @@ class TextRequest(_Request):
 
 class _ItemFacts(_Request):
     id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; must equal the id in the address, if any")]]
-    label: NotRequired[
-        Annotated[str, Field(description="equal to a label in the address", json_schema_extra={"maxLength": MAX_LABEL})]
-    ]
+    label: NotRequired[Annotated[_Label, Field(description="equal to a label in the address")]]
     metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
 
 
@@ -84,7 +84,7 @@ class ImageItemRequest(ImageRequest, _ItemFacts):
 class PatchRequest(_Request):
     """A change of an item's label or metadata."""
 
-    label: NotRequired[Annotated[str, Field(json_schema_extra={"maxLength": MAX_LABEL})]]
+    label: NotRequired[_Label]
     metadata: NotRequired[
         Annotated[dict[str, Any], Field(description="new values by name; null removes a name, others stay")]
     ]
@@ -124,29 +124,20 @@ ImageTextOrEmbeddingItem = TypeAliasType(
 class ItemBatchRequest(_Request):
     """Items to add in one request."""
 
-    items: Annotated[
-        list[ImageTextOrEmbeddingItem], Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
-    ]
+    items: Annotated[list[ImageTextOrEmbeddingItem], _A_BATCH]
 
 
 class SearchBatchRequest(_Request):
     """Queries to search for in one request."""
 
-    queries: Annotated[
-        list[ImageTextOrEmbedding], Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
-    ]
+    queries: Annotated[list[ImageTextOrEmbedding], _A_BATCH]
 
 
 class FeedbackRequest(_Request):
     """What an answer should have been: `label` or `correct`."""
 
     answer_id: Annotated[str, Field(max_length=_SHOWN, description="of an answer of `POST /v1/search`")]
-    label: NotRequired[
-        Annotated[
-            str,
-            Field(description="the true label; empty: no item is right", json_schema_extra={"maxLength": MAX_LABEL}),
-        ]
-    ]
+    label: NotRequired[Annotated[_Label, Field(description="the true label; empty: no item is right")]]
     correct: NotRequired[Annotated[bool, Field(description="whether a `match` is right")]]
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -101,9 +102,8 @@ def serve(
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, served: ServedRuns) -> None:
     tasks = set[asyncio.Task[None]]()
-    if hasattr(signal, "SIGHUP"):
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(loop.create_task(served.reload_all())))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(loop.create_task(served.reload_all())))
     with unblock_hangups():
         await server.serve([listener])
 
@@ -165,12 +165,12 @@ class _Sparing(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._passed: dict[str, float] = {}
-        self._kept_back: dict[str, int] = {}
+        self._kept_back = Counter[str]()
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind, now = str(record.msg).partition("\n")[0], time.monotonic()
         if now - self._passed.get(kind, -math.inf) < _QUIET_SECONDS:
-            self._kept_back[kind] = self._kept_back.get(kind, 0) + 1
+            self._kept_back[kind] += 1
             return False
         self._passed[kind] = now
         if more := self._kept_back.pop(kind, 0):

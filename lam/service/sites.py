@@ -36,7 +36,6 @@ class Sites:
 
     def __init__(self, sites: Iterable[Site]) -> None:
         self._sites = {site.name: site for site in sites}
-        self._first = next(iter(self._sites))
         self._going: dict[Site, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -45,7 +44,7 @@ class Sites:
     @property
     def first(self) -> Site:
         """The site at the root."""
-        return self._sites[self._first]
+        return next(iter(self._sites.values()))
 
     def find(self, path: str) -> tuple[Site | None, str]:
         """The site of a path, and the path below it; None for an unknown name."""

@@ -179,15 +179,15 @@ _BY_ITEM = ("mean", "kappa", "resultant", "variance")
 _PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
-def check_embeddings(name: str, values: Any) -> None:
+def check_embeddings(values: Any) -> None:
     """Reject values that are not `Embeddings`."""
     if not isinstance(values, Embeddings):
-        raise ValueError(f"{name} must be lam.Embeddings, got {type(values).__name__}: give encoder.embed(inputs)")
+        raise ValueError(f"embeddings must be lam.Embeddings, got {type(values).__name__}: give encoder.embed(inputs)")
 
 
 def check_same_means(embeddings: Embeddings, mean_samples: int | None) -> None:
     """Reject embeddings with another `mean_samples`: their means are not comparable."""
-    check_embeddings("embeddings", embeddings)
+    check_embeddings(embeddings)
     if embeddings.mean_samples != mean_samples:
         kinds = [
             "the network's own directions" if n_samples is None else f"means of {n_samples} samples"

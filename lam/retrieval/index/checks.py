@@ -25,7 +25,7 @@ Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 
 def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
     """Mean directions as float32 unit rows on the CPU; rejects a wrong dimension or length, κ < 0, NaN and infinity."""
-    check_embeddings("embeddings", embeddings)
+    check_embeddings(embeddings)
     if embeddings.dimension != dimension:
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
     mean = embeddings.mean.detach().cpu()

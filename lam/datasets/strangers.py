@@ -73,8 +73,8 @@ class JoinedItems(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        names = {part: part.names for part in {part for part, _ in self.items}}
-        return [names[part][row] for part, row in self.items if names[part]]
+        names = {key: part.names for key, part in {id(part): part for part, _ in self.items}.items()}
+        return [names[id(part)][row] for part, row in self.items if names[id(part)]]
 
     @property
     def files(self) -> Sequence[Path]:

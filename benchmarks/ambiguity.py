@@ -7,13 +7,15 @@ with the gallery as further known items; nothing is chosen on test queries. 100 
 another class, in shares from 0 to ½: images pixel by pixel, texts by the other's last words in the place of their own.
 They are also cropped, and images get blur, noise and less contrast. Figures of each score: `ausc`; `auroc` of
 strangers; `blend`, the rank correlation of doubt with the share; and by kind of corruption the rank correlation of
-certainty with its severity, where falling is right. results/ambiguity.json; what other calls wrote stays in it.
+certainty with its severity, where falling is right. `each item` has the means of the correlations within an item.
+results/ambiguity.json; what other calls wrote stays in it.
 """
 
 import argparse
 import sys
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -100,15 +102,23 @@ def measure(places: Places, file: Path, network: str, data: str, seed: int) -> d
     items: list[Any] = load(data, places).items
     change: Any = changed_texts if isinstance(items[0], str) else changed_images
     variants = [change(items[one], items[other]) for one, other in mates[:ITEMS]]
-    embed = NETWORKS[network](places.packages)
+    embed, of_items = NETWORKS[network](places.packages), cell.labels[[one for one, _ in mates[:ITEMS]]]
+    recalls: dict[str, dict[str, float]] = {}
     for kind in variants[0]:
         by_severity = zip(*(variant[kind] for variant in variants), strict=True)
-        curves = [certainties(*known, embed(list(one))["features"]) for one in by_severity]
-        severity = torch.arange(len(curves)).repeat_interleave(len(variants)).double()
+        severities = [embed(list(one))["features"] for one in by_severity]
+        firsts = [y[rank(mean_of(cell, changed), mean_of(cell, x), k=1)[0][:, 0]] for changed in severities]
+        recalls[kind] = {str(n): float((first == of_items).double().mean()) for n, first in enumerate(firsts)}
+        curves = [certainties(*known, changed) for changed in severities]
+        severity = torch.arange(len(curves)).double()
         for name, of_score in figures.items():
-            trend = rank_correlation(severity, torch.cat([curve[name].double() for curve in curves])) or 0.0
-            of_score[kind] = -trend if kind == "blend" else trend
-    return {"recall@1": float(correct.double().mean()), "scores": figures}
+            values = torch.stack([curve[name].double() for curve in curves])
+            sign = -1 if kind == "blend" else 1
+            trend = rank_correlation(severity.repeat_interleave(len(variants)), values.flatten()) or 0.0
+            trends = [rank_correlation(severity, of_item) or 0.0 for of_item in values.T]
+            of_score[kind] = sign * trend
+            of_score.setdefault("each item", {})[kind] = sign * mean(trends)
+    return {"recall@1": float(correct.double().mean()), "recall@1 by severity": recalls, "scores": figures}
 
 
 def summary(values: list[Any]) -> Any:

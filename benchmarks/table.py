@@ -392,18 +392,19 @@ def one_number() -> list[Row]:
     names = {
         "kappa": "**κ**",
         "kappa_aleatoric": "κ_a",
-        "kappa_epistemic": "κ_e",
         "cosine": "first cosine",
         "relative_mahalanobis": "relative Mahalanobis",
     }
-    rows: list[Row] = [["data", "score", "AUSC", "AUROC", "correlation: blend", "correlation: severity, worst kind"]]
+    heads = ["AUROC", "correlation: blend", "correlation: severity, worst kind", "the same, within an item"]
+    rows: list[Row] = [["data", "score", *heads]]
     for cell, measured in kept("ambiguity").items():
         for score, name in names.items():
             of = measured["scores"][score]
-            worst = max(of.keys() - {"ausc", "auroc", "blend"}, key=lambda kind: of[kind]["mean"])
-            figures = [f"{of[key]['mean']:.2f} ± {of[key]['std']:.2f}" for key in ("ausc", "auroc", "blend", worst)]
-            data = REAL[cell] if score == "kappa" else ""
-            rows.append([data, name, *figures[:-1], f"{figures[-1]} ({worst})"])
+            kinds = [kind for kind in measured["recall@1 by severity"] if kind != "blend"]
+            ways = [(way, max(kinds, key=lambda kind: way[kind]["mean"])) for way in (of, of["each item"])]
+            figures = [f"{of[key]['mean']:.2f} ± {of[key]['std']:.2f}" for key in ("auroc", "blend")]
+            figures += [f"{way[worst]['mean']:.2f} ± {way[worst]['std']:.2f} ({worst})" for way, worst in ways]
+            rows.append([REAL[cell] if score == "kappa" else "", name, *figures])
     return rows
 
 

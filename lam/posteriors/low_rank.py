@@ -84,7 +84,7 @@ class LowRankPosterior(Posterior):
 
     @property
     def _diagonal(self) -> Float[Tensor, "D F"]:
-        """d_ij."""
+        """Entries d_ij of the diagonal part of the precision."""
         return self._scaled[:, None] * self.curvature.rest + self.alpha
 
     @cached_property

@@ -166,8 +166,8 @@ def calibrate_scale(
     direction. With a fixed `prior_precision`, the posterior's shape depends on s. The largest s within one standard
     error of the best score is then chosen, because its samples differ least from the network.
 
-    The search tries powers of ten. Then it halves the step around the best s, and around both ends of the range of s
-    within one standard error. All s share the same noise. The search excludes an s at which κ of a held-out item
+    The search tries powers of ten. Then it halves the step around the best s, and around the least and the greatest s
+    whose scores are within one standard error of the best. All s share the same noise. The search excludes an s at which κ of a held-out item
     reaches the upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.

@@ -35,7 +35,7 @@ class OtherQueries:
     Attributes:
         embeddings: O embeddings.
         cosines: (O, K) cosines of the hits.
-        labels: (O, K) labels of the hits; None for a gallery without labels.
+        labels: (O, K) labels of the hits; None for a gallery without labels, or a mixture.
         features: (O, P) features of the queries, if the calibration queries have features.
         classes: (O,) classes of the queries, if known.
     """

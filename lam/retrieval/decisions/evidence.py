@@ -84,9 +84,10 @@ class Evidence:
         return Evidence(self.queries[kept], self.has_match[kept], self.right[kept], *others)
 
     def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
-        """F statistics of `queries`, `no_match`, `strangers` and `simulated`, by functions learnt on the other folds.
+        """F statistics of each search of `queries`, `no_match`, `strangers` and `simulated`.
 
-        `fit` learns a function from the scores of N searches to (F, N) statistics.
+        `fit` learns a function from the scores of N searches to (F, N) statistics. The function for a search is learnt
+        on the folds without this search.
         """
         groups = self.queries, self.no_match, self.strangers, self.simulated
         parts: list[list[Tensor]] = [[] for _ in groups]

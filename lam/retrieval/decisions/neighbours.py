@@ -33,7 +33,7 @@ def nearest_of(labels: Int[Tensor, " N"]) -> int:
 def candidates_of(
     gallery: Int[Tensor, " N"] | None = None, reference: Int[Tensor, " O"] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Candidate numbers of neighbours, by score: the greatest number, halved again and again down to 1.
+    """For each score, candidate numbers of neighbours: the greatest number, halved again and again down to 1.
 
     Example:
         >>> candidates_of(torch.arange(5).repeat(4))
@@ -53,7 +53,7 @@ def choose_nearest(
     correct: Bool[Tensor, " Q"],
     others: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, int]:
-    """The number of neighbours that best separates right first hits from all others, by score.
+    """For each score, the number of neighbours that best separates right first hits from all others.
 
     The choice maximises the AUROC of right first hits against wrong first hits and `others` together. After the choice,
     the calibration queries are not quite exchangeable with new queries. For distances to a reference with several
@@ -61,7 +61,7 @@ def choose_nearest(
     compared with the items of other classes, it counts as a stranger.
 
     Args:
-        candidates: numbers of neighbours, by score. The first number is chosen in a tie, for a score without evidence,
+        candidates: for each score, the numbers to try. The first number is chosen in a tie, for a score without evidence,
             and for fewer than 10 items in a compared group.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
         correct: (Q,) whether the first hits of the queries are right.

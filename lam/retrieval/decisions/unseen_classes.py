@@ -28,8 +28,8 @@ class UnseenClasses:
     the p-value of "new" is at least 1/(M + 1).
 
     Source: Xie, Zhou, Liang, Favaro and Sesia (2025), arXiv 2510.13037; Good (1953). The p-value of "in the gallery",
-        for all classes at once, follows from the same exchangeability: given the N + 1 items, each item of a kind is
-        equally likely to have arrived last.
+        for all classes at once, follows from the same exchangeability: given the N + 1 items, each item that is alone
+        in its class is equally likely to have arrived last, and so is each other item.
 
     Attributes:
         labels: (N,) the class of each gallery item.
@@ -107,7 +107,7 @@ class UnseenClasses:
 
     @cached_property
     def _rising(self) -> tuple[Tensor, Tensor]:
-        """`left_out` of the single items, and of the others."""
+        """Sorted `left_out` of the items that are alone in their class, and of the other items."""
         kinds = (self.left_out[which].detach().cpu().double() for which in (self.is_single, ~self.is_single))
         single, several = (values.sort().values for values in kinds)
         return single, several

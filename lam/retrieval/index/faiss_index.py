@@ -88,7 +88,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS, and so a saved index, still holds removed vectors, as types without removal do."""
+        """Whether FAISS, and so a saved index, still holds removed vectors, as FAISS types without removal do."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -143,7 +143,7 @@ class Index:
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items: all of them, or none if an error is raised.
 
-        Flat, and types without removal, first hide removed rows from searches. Flat drops hidden rows once they are
+        Flat, and FAISS types without removal, first hide removed rows from searches. Flat drops hidden rows once they are
         20 % of a block of rows. A type without removal is rebuilt once 20 % of all rows are hidden.
 
         Args:

@@ -210,7 +210,7 @@ def layer_change(
     *,
     k: int = LAYER_NEIGHBOURS,
 ) -> Float[Tensor, " N"]:
-    """Change of an item's neighbours by the network's last layer.
+    """How much the network's last layer changes which items are near.
 
     The score is mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j), for the item's embedding e and the embeddings e_j
     of the reference. E holds the k nearest items by embedding, F the k nearest by features.

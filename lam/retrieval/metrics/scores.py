@@ -28,7 +28,7 @@ class Score:
             embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
         of_posterior: whether the score is constant for a network without uncertainty.
         uses: optional evidence, passed by keyword.
-        of: names of earlier scores; their values are the arguments, instead of the evidence.
+        of: names of scores, earlier in `SCORES`; `function` takes their values instead of the evidence.
         k: default number of neighbours; None for a score without neighbours.
     """
 

@@ -167,8 +167,8 @@ def calibrate_scale(
     error of the best score is then chosen, because its samples differ least from the network.
 
     The search tries powers of ten. Then it halves the step around the best s, and around the least and the greatest s
-    whose scores are within one standard error of the best. All s share the same noise. The search excludes an s at which κ of a held-out item
-    reaches the upper end of `KAPPA_RANGE`.
+    whose scores are within one standard error of the best. All s share the same noise. The search excludes an s at
+    which κ of a held-out item reaches the upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 

@@ -61,8 +61,8 @@ def choose_nearest(
     compared with the items of other classes, it counts as a stranger.
 
     Args:
-        candidates: for each score, the numbers to try. The first number is chosen in a tie, for a score without evidence,
-            and for fewer than 10 items in a compared group.
+        candidates: for each score, the numbers to try. The first is chosen in a tie, for a score without evidence, and
+            for fewer than 10 items in a compared group.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
         correct: (Q,) whether the first hits of the queries are right.
         others: evidence of other searches without a right hit, such as strangers; a score ignores searches that lack

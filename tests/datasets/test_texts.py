@@ -202,6 +202,14 @@ def test_columns_that_are_not_there(tmp_path: Path, header: str, options: dict, 
         datasets.load("texts", root=path, **options)
 
 
+@pytest.mark.parametrize(("header", "options"), [("text", {}), ("Question", {}), ("body", {"text": "body"})])
+def test_a_table_of_texts_alone_needs_no_labels(tmp_path: Path, header: str, options: dict) -> None:
+    path = csv_of(tmp_path / "mine.csv", header, [(text,) for text, _ in [*ROWS, ROWS[0]]])
+    splits = datasets.load("texts", root=path, **options)
+    assert splits.train.classes == tuple(sorted({text for text, _ in ROWS}))
+    assert [splits.train.classes[label] for label in splits.train.labels.tolist()] == list(splits.train.texts)
+
+
 def test_an_empty_text_or_label_is_named_by_its_line(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "mine.csv", "text,label", [*ROWS, ("", "cats")])
     with pytest.raises(ValueError, match=r"mine\.csv: text must not be empty, got '' in line 32"):

@@ -292,6 +292,16 @@ def test_a_reader_that_goes_ends_it_quietly(unbuffered: str, finished_run: Finis
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full_is_told_in_words(unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "lam", "run", "digits", "norm", "--print"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False)
+    assert done.returncode == 1
+    assert all(line.startswith("lam: ") and "No space left" in line for line in done.stderr.splitlines())
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_the_random_state_is_left_alone(tmp_path: Path, digit_folder: Path) -> None:

@@ -33,9 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _execute(words)
         finally:
             print(end="", flush=True)  # here a broken pipe can still be told from other errors
-    except BrokenPipeError:
+    except OSError as error:  # stdout cannot be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
-        return READER_GONE
+        if isinstance(error, BrokenPipeError):
+            return READER_GONE
+        complain(f"the output cannot be written ({error}): send it elsewhere")
+        return 1
 
 
 def _execute(arguments: list[str]) -> int:

@@ -65,7 +65,9 @@ class TextPreprocessing:
         return cls(**fields)
 
 
-def _content(text: str) -> bytes:
+def _content(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError(f"a text must be a string, got {text!r}: leave out what is missing, and give str of the rest")
     return text.replace("\0", "").strip().encode(errors="replace")
 
 

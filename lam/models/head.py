@@ -218,6 +218,8 @@ def run(network: nn.Module, inputs: Any) -> Any:
         args, kwargs = [inputs], {}
     else:
         advice = ": give preprocessing(image)[None]" if hasattr(inputs, "__array_interface__") else ""
+        if isinstance(inputs, str) or (isinstance(inputs, list | tuple) and isinstance(next(iter(inputs), None), str)):
+            advice = ": give torch.stack([encoder.preprocessing(text) for text in texts]), or your tokenizer's tensors"
         raise ValueError(
             f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}{advice}"
         )

@@ -1,10 +1,13 @@
 """Texts as UTF-8 bytes of one length."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from lam.inputs import Preprocessing, TextPreprocessing, preprocessing_from_json
 from lam.inputs.texts import texts_of
+from tests.helpers import unchecked
 
 
 @pytest.mark.parametrize("text", ["a", "né à 東京", "tab\tand\nline", "😀" * 16])
@@ -31,6 +34,12 @@ def test_zero_bytes_are_left_out_and_half_characters_replaced() -> None:
 def test_an_empty_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="the text is empty: give at least one character"):
         TextPreprocessing()(text)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), 3])
+def test_what_is_no_text_is_refused(missing: Any) -> None:
+    with pytest.raises(ValueError, match=f"a text must be a string, got {missing}: leave out"):
+        unchecked(TextPreprocessing.kept)(TextPreprocessing(), missing)
 
 
 @pytest.mark.parametrize("max_bytes", [3, 0, -1])

@@ -113,6 +113,9 @@ def test_outputs_that_are_no_embeddings_are_refused():
         find_head(Listed(5, 3), torch.randn(4, 5))
     with pytest.raises(ValueError, match="output on the first batch must be finite, got nan at index 0"):
         find_head(nn.Linear(5, 3), torch.full((4, 5), float("nan")))
+    for texts in ("a text", ["a text"], ("a text",)):
+        with pytest.raises(ValueError, match=rf"got {type(texts).__name__}: give torch.stack\(\[encoder.prep"):
+            find_head(nn.Linear(5, 3), texts)
     with pytest.raises(ValueError, match="must be a tensor or a dictionary of named inputs, got list"):
         find_head(nn.Linear(5, 3), [1, 2])
 

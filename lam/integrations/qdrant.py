@@ -49,7 +49,7 @@ class QdrantGallery:
     Args:
         client: a `qdrant_client.QdrantClient`, of a server or of the local mode.
         collection: name of an existing collection with distance Cosine.
-        label: key of the payload that holds an item's label.
+        label: key of the payload that holds an item's label; `metadata.label` is the key `label` in `metadata`.
         vector: name of the vector, in a collection of named vectors.
         exact: whether to search exactly; a search by Qdrant's graph may miss hits, and needs a recall@50 above 0.95.
 
@@ -96,7 +96,7 @@ class QdrantGallery:
             models.PointStruct(
                 id=name,
                 vector=mean if self._vector is None else {self._vector: mean},
-                payload={**payload, self._label: label, "kappa": kappa},
+                payload={**_labelled(payload, self._label, label), "kappa": kappa},
             )
             for name, mean, kappa, label, payload in zip(
                 ids, embeddings.mean.tolist(), embeddings.kappa.tolist(), labels, payloads, strict=True
@@ -114,7 +114,7 @@ class QdrantGallery:
                 self._searched,
                 limit=_PAGE,
                 offset=offset,
-                with_payload=[self._label],
+                with_payload=[self._label.partition(".")[0]],
                 with_vectors=True if self._vector is None else [self._vector],
             )
             rows = [point.vector if self._vector is None else point.vector[self._vector] for point in points]
@@ -125,7 +125,13 @@ class QdrantGallery:
 
     def calibrate(self, queries: Embeddings, labels: Sequence[str], choices: Choices | None = None) -> Calibration:
         """Calibrate on the collection; arguments and errors as in `lam.retrieval.calibrate_vectors`."""
-        return calibrate_vectors(queries, labels, *self.vectors(), choices)
+        vectors, own = self.vectors()
+        if n_missing := own.count(""):
+            raise ValueError(
+                f"{n_missing} of {len(own)} points of {self.collection!r} have no {self._label!r} in their payload: "
+                "give each a label, or name another key with QdrantGallery(..., label=KEY)"
+            )
+        return calibrate_vectors(queries, labels, vectors, own, choices)
 
     def answer(
         self, queries: Embeddings, calibration: Calibration, *, features: Float[Tensor, "Q P"] | None = None, k: int = 5
@@ -152,4 +158,14 @@ class QdrantGallery:
         return [Answer(decision, share, kappa, tuple(points[:k])) for decision, share, kappa, points in rows]
 
     def _label_of(self, point: Any) -> str:
-        return label_of(point.payload or {}, self._label)
+        *above, last = self._label.split(".")
+        fields: Any = point.payload
+        for name in above:
+            fields = fields.get(name) if isinstance(fields, Mapping) else None
+        return label_of(fields if isinstance(fields, Mapping) else {}, last)
+
+
+def _labelled(payload: Mapping[str, Any], key: str, label: str) -> dict[str, Any]:
+    """The payload with a label under a key such as `metadata.label`."""
+    name, _, below = key.partition(".")
+    return {**payload, name: _labelled(payload.get(name) or {}, below, label) if below else label}

@@ -84,6 +84,27 @@ def test_points_that_lam_adds_are_found_and_replaced(client: Any) -> None:
     assert store.answer(stored[5:6], calibration(), k=1)[0].points[0].id == 5
 
 
+def test_a_label_may_lie_deeper_in_the_payload(client: Any) -> None:
+    from qdrant_client import models
+
+    client.create_collection("own", models.VectorParams(size=D, distance=models.Distance.COSINE))
+    store, (stored, labels) = QdrantGallery(client, "own", label="metadata.topic"), gallery()
+    store.add(range(G), stored, labels, [{"text": "a", "metadata": {"page": 1}}] * G)
+    assert store.vectors()[1] == list(labels)
+    assert client.retrieve("own", [0])[0].payload["metadata"] == {"page": 1, "topic": labels[0]}
+    made = store.calibrate(*items(Q, 2), CHOICES)
+    answer = store.answer(items(1, 3)[0], made)[0]
+    expected = judge(made, items(1, 3)[0], *hits(items(1, 3)[0].mean), gallery_size=G)
+    assert answer.probability == pytest.approx(float(expected.probability[0]), abs=1e-4)
+
+
+def test_points_without_a_label_are_counted(client: Any) -> None:
+    store = QdrantGallery(client, collection(client), label="topic")
+    client.overwrite_payload("help", {"other": 1}, points=[0, 1])
+    with pytest.raises(ValueError, match=f"2 of {G} points of 'help' have no 'topic' in their payload"):
+        store.calibrate(*items(Q, 2), CHOICES)
+
+
 def test_a_small_or_unlabelled_collection_is_judged_with_what_it_has(client: Any) -> None:
     from qdrant_client import models
 
@@ -116,7 +137,7 @@ def test_arguments_that_do_not_fit_are_an_error(client: Any) -> None:
         store.add([1, 2], stored, labels)
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         store.answer(stored, made, k=0)
-    with pytest.raises(ValueError, match="labels must not be empty"):
+    with pytest.raises(ValueError, match="300 of 300 points of 'help' have no 'missing' in their payload"):
         QdrantGallery(client, "help", label="missing").calibrate(*items(Q, 2), CHOICES)
     with pytest.raises(ValueError, match="dimension 8, got 3"):
         store.add([1], type(stored)(torch.eye(3), *torch.ones(3, 3))[:1], ["a"])

@@ -45,6 +45,9 @@ class VectorMemory(Generic[Record]):
         self, query: Float[Tensor, " D"], keep: Callable[[Record], bool] | None = None
     ) -> tuple[list[Record], Float[Tensor, " N"], Float[Tensor, "N D"]]:
         """The records that `keep` accepts, by falling cosine, with cosines and unit vectors; by default all records."""
+        if keep is not None and not callable(keep):
+            example = "lambda document: document.metadata['label'] == 'a'"
+            raise TypeError(f"a filter must be a function, such as {example}, got {keep!r}")
         rows, (of, vectors) = self._rows, self._stacked
         if of is not rows:
             vectors = torch.stack([row[1] for row in rows.values()]) if rows else torch.empty(0, len(query))

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
 
 from lam.integrations.judging import UnknownQueryError
 from lam.integrations.langchain import LamEmbeddings, LamRetriever, LamVectorStore
+from lam.integrations.memory import VectorMemory
 from lam.runs.finished import Run
 from lam.runs.search import search
+from tests.helpers import unchecked
 from tests.integrations.conftest import TOPICS
 
 KNOWN = "fur whisker purr tail"
@@ -121,6 +124,11 @@ async def test_the_threshold_of_a_stock_retriever_is_a_probability(store: LamVec
 
 
 @pytest.mark.long
+def test_a_filter_that_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be a function, such as lambda document: .*, got {'label': 'a'}"):
+        unchecked(VectorMemory.ranked)(VectorMemory(), torch.ones(2), {"label": "a"})
+
+
 @pytest.mark.filterwarnings("ignore:the gallery holds")
 def test_relevances_of_all_ranks_are_shares_of_right_documents(store: LamVectorStore) -> None:
     """Half of the queries have lost their class from the store, as the calibration assumes; hence the warning."""

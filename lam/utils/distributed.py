@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 T = TypeVar("T")
@@ -156,7 +156,8 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     """The batches of a loader for this process: process r of W takes batches r, r + W, r + 2W, ...
 
     For a `DataLoader` with a batch size, the first process draws the order, and each process reads only the first batch
-    and its own batches. Another loader must give the same batches in every process, and each process reads all batches.
+    and its own batches. Another loader, or one of an `IterableDataset`, must give the same batches in every process, and
+    each process reads all batches.
 
     Returns:
         The loader's first batch, or None if the loader is empty, and the batches of this process.
@@ -171,7 +172,11 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     """
     if world_size() == 1:
         batches = iter(loader)
-    elif isinstance(loader, DataLoader) and loader.batch_sampler is not None:
+    elif (
+        isinstance(loader, DataLoader)
+        and loader.batch_sampler is not None
+        and not isinstance(loader.dataset, IterableDataset)  # has an endless sampler
+    ):
         batches = iter(_own_loader(loader))
     else:
         batches = _own(loader)

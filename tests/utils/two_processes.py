@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import lam
 from lam import losses, models
@@ -45,6 +45,14 @@ class Images:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images[index] + self.shift * torch.randn(1), int(self.labels[index])
+
+
+class Stream(IterableDataset[Any]):
+    """`Images` without a length."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        images = Images()
+        return (images[index] for index in range(SIZE))
 
 
 def network(seed: int = 0) -> Any:
@@ -134,6 +142,7 @@ def fits(folder: Path) -> dict[str, Tensor]:
         "mined": fitted(loader(), pairs=Relation(miner="semihard", max_pairs=5)),
         "one batch": fitted(loader(batch_size=SIZE)),
         "list": fitted(list(zip(data.images.split(10), data.labels.split(10), strict=True))),
+        "stream": fitted(DataLoader(Stream(), batch_size=10)),
         "dataset": fitted(loader(), pairs="dataset"),
         "positive dataset": fitted(loader(), pairs="dataset", curvature=positive),
     }

@@ -173,7 +173,12 @@ class PosteriorRecovery(Experiment):
                 inputs = next(batches)
                 optimizer.zero_grad()
                 kappa = torch.full_like(inputs[:, 0], math.inf) if name == "infonce" else learned.kappa(inputs)
-                loss(learned.mean(inputs), kappa, pairs, generator=generator).backward()
+                mean = learned.mean(inputs)
+                if mean.isnan().any() or kappa.isnan().any():
+                    raise ValueError(
+                        f"{name} diverged at batch {done + 1}: lower learning_rate (now {self.learning_rate:g})"
+                    )
+                loss(mean, kappa, pairs, generator=generator).backward()
                 optimizer.step()
                 schedule.step()
                 done += 1

@@ -38,7 +38,7 @@ def draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple
         centre, ratio = 2 * b / (1 + b), (1 + b) * z / (1 - (1 - b) * z)
         log_odds = kappa[pending] * centre * (1 - ratio) + n * torch.log((1 + (1 - centre) * ratio) / (2 - centre))
         uniform = torch.rand(shape, dtype=pole.dtype, device=pole.device, generator=generator)
-        accepted = log_odds >= uniform.log()
+        accepted = ~(log_odds < uniform.log())  # NaN is accepted, or else its draw would never end
         found = accepted.any(0)
         chosen = accepted.int().argmax(0)[found], found.nonzero()[:, 0]  # the first accepted proposal
         done = pending[found]

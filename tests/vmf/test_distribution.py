@@ -158,6 +158,12 @@ class TestSampler:
         assert torch.equal(draws, vmf.sample((4,), generator=generator(3)))
         assert vmf.sample(generator=generator()).shape == (2, 5, 3)
         assert vmf.sample((0,), generator=generator()).shape == (0, 2, 5, 3)
+
+    @pytest.mark.timeout(20)
+    @pytest.mark.parametrize(("loc", "kappa"), [(math.nan, 1.0), (1.0, math.nan)])
+    def test_what_has_no_draw_is_nan_and_ends(self, loc: float, kappa: float) -> None:
+        vmf = VonMisesFisher(torch.tensor([[1.0, 0.0], [loc, 0.0]]), torch.tensor([1.0, kappa]), validate_args=False)
+        assert vmf.sample((3,)).isnan().all(-1).tolist() == [[False, True]] * 3
         assert not on_one_axis(3, torch.ones(1, requires_grad=True)).sample(generator=generator()).requires_grad
 
     def test_leaves_the_global_generator_alone(self) -> None:

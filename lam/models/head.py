@@ -227,7 +227,7 @@ def run(network: nn.Module, inputs: Any) -> Any:
         raise ValueError("the inputs are on the meta device and have no values: give tensors on another device")
     try:
         return network(*[_on(device, each) for each in args], **{name: _on(device, kwargs[name]) for name in kwargs})
-    except (RuntimeError, ValueError) as error:  # a batch norm raises ValueError
+    except (RuntimeError, ValueError, IndexError) as error:  # a batch norm raises ValueError
         if len(args) == 1 and isinstance(args[0], Tensor) and (reason := _refusal(args[0], parameter, str(error))):
             raise ValueError(reason) from error
         raise
@@ -268,7 +268,7 @@ def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None
             f"the network does not take inputs of {inputs.dtype} ({reason}): its weights are {parameter.dtype}, so "
             f"convert them, inputs.to({parameter.dtype}){scaled}"
         )
-    if not any(words in error for words in ("channels", "mat1 and mat2", "shape", "D input", "batched")):
+    if not any(words in error for words in ("channels", "mat1 and mat2", "shape", "D input", "batched", "Dimension")):
         return None
     refused = f"the network does not take inputs of shape {tuple(inputs.shape)} ({reason}): "
     if inputs.ndim in (3, 4):
@@ -276,7 +276,8 @@ def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None
             f"{refused}images are (N, C, H, W); give inputs[None] for a single image, inputs.permute(0, 3, 1, 2) for "
             "(N, H, W, C)"
         )
-    return f"{refused}give them as in training, one row for each item"
+    alone = f"; {_ALONE}" if inputs.ndim == 1 else ""
+    return f"{refused}give them as in training, one row for each item{alone}"
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:

@@ -134,6 +134,10 @@ def test_rows_of_another_length_are_refused_with_their_shape() -> None:
         fit([(torch.randn(16, 5), torch.arange(16) % 4)])
     with pytest.raises(ValueError, match=r"got shape \(12,\): give inputs\[None\] for one item alone"):
         fit(make_batches()).embed(make_batches()[0][0][0])
+    with pytest.raises(
+        ValueError, match=r"inputs of shape \(4,\) \(Dimension out of .*; give inputs\[None\] for one item"
+    ):
+        lam.fit(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)), [(torch.randn(4), 0)], margin=0.7)
 
 
 def test_errors_of_the_network_itself_are_its_own() -> None:

@@ -20,7 +20,7 @@ from lam.losses.base import as_settings, settings_of
 from lam.models.head import find_head
 from lam.training import History, Step, Training, check_data, check_items, device_of
 from lam.training import train as train_by_loop
-from lam.training.batches import Batches
+from lam.training.batches import Batches, input_and_label
 
 _REFERENCE_BATCH = 250
 
@@ -65,10 +65,10 @@ class Method(ABC):
         """Train a network, unless it is trained already, and return its encoder.
 
         Args:
-            network: maps inputs (N, ...) to unit embeddings (N, D) and ends in a linear layer and normalisation. A
-                wrapper, such as torch.compile's, is removed.
-            dataset: items (input, label); see `lam.training.train`.
-            training: the settings; its `stage` gets the name of each stage of the work.
+            network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation. From wrappers, such
+                as of torch.compile, the network inside is taken; they share its weights.
+            dataset: items (input, label, ...); see `lam.training.train`.
+            training: see `lam.training.Training`.
 
         Raises:
             ValueError: as `check`, `check_start` and `lam.training.train`, or for a network that does not end in a
@@ -184,7 +184,7 @@ def probe_of(dataset: Any) -> Tensor:
     """Inputs of the first two items of a data set, not augmented."""
     check_items(dataset)
     plain = without_augmentation(dataset)
-    return torch.stack([torch.as_tensor(plain[index][0]) for index in range(min(2, len(plain)))])
+    return torch.stack([torch.as_tensor(input_and_label(plain[index])[0]) for index in range(min(2, len(plain)))])
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
     return {
         "relation": training.relation,
         "preprocessing": getattr(dataset, "preprocessing", None),
-        "trained_on": item_hashes([torch.as_tensor(plain[index][0]) for index in spread(len(plain))]),
+        "trained_on": item_hashes([torch.as_tensor(input_and_label(plain[index])[0]) for index in spread(len(plain))]),
     }
 
 

@@ -314,18 +314,23 @@ def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
     """`probe_output` without the check that items are independent."""
     with evaluating(network):
         output = run(network, probe)
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        if isinstance(output, Tensor) and output.ndim == 1:
-            raise ValueError(f"the batch gave shape {tuple(output.shape)}: {_ALONE}")
-        call = f"self.network({'**' if isinstance(probe, Mapping) else ''}inputs)"
-        raise ValueError(
-            f"the network must map a batch to embeddings (N, D), got {_in_words(output)}: wrap it in a module with a "
-            f"forward that returns them, such as {_selection(call, output)}"
-        )
+    check_matrix(output, by_name=isinstance(probe, Mapping))
     if len(output) == 0:
         raise ValueError("the first batch is empty: finding the head needs at least one item")
     check_finite("the network's output on the first batch", output)
     return output
+
+
+def check_matrix(output: Any, *, by_name: bool = False) -> None:
+    """Reject an output of a network that is no matrix (N, D); `by_name`: whether the network takes named inputs."""
+    if isinstance(output, Tensor) and output.ndim == 1:
+        raise ValueError(f"the batch gave shape {tuple(output.shape)}: {_ALONE}")
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        call = f"self.network({'**' if by_name else ''}inputs)"
+        raise ValueError(
+            f"the network must map a batch to embeddings (N, D), got {_in_words(output)}: wrap it in a module with a "
+            f"forward that returns them, such as {_selection(call, output)}"
+        )
 
 
 def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:

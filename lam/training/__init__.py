@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lam.models.weights import unwrapped
-from lam.pairs.pairs import check_label_vector, check_labels
+from lam.pairs.pairs import as_targets, check_label_vector, check_labels
 from lam.training.batches import classes_of
 from lam.training.loop import History, Loop
 from lam.training.settings import Accelerator, Precision, Training, TrainingOptions, resolve_accelerator
@@ -32,9 +32,9 @@ def train(
     divided. The first process validates and writes checkpoints.
 
     Args:
-        network: maps inputs (N, ...) to unit embeddings (N, D). After training, it is in evaluation mode, with the
-            weights of the best epoch. Wrappers, such as torch.compile's, share these weights.
-        dataset: data set of (input, label), with a length, and optionally `__getitems__` and `labels`.
+        network: maps inputs (N, ...) to unit rows (N, D); ends in evaluation mode, with the weights of the best epoch.
+            The network inside wrappers, such as of torch.compile, is trained; they share its weights.
+        dataset: data set of (input, label, ...), with a length, and optionally `__getitems__` and `labels`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
         step: gradient of a batch; by default the gradient of the loss at the network's current weights.
         method: name of the method; checkpoints of another method are rejected.
@@ -143,7 +143,7 @@ def check_data(dataset: Any, training: Training) -> None:
         raise ValueError("per_class needs a data set with labels, got one without: leave per_class out")
     if not hasattr(dataset, "labels") or not (training.by_label or training.per_class):
         return
-    labels = torch.as_tensor(dataset.labels)
+    labels = as_targets(dataset.labels)
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
     (check_labels if training.by_label else check_label_vector)(labels)

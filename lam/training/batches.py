@@ -5,6 +5,7 @@ interruption changes the batches.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ class Batches(Dataset):
     """The batches of one epoch of a data set in random order, read by the data's `__getitems__` if there is one.
 
     Args:
-        dataset: data set of (input, label), with a length.
+        dataset: data set of (input, label, ...), with a length.
         batch_size: items in a batch; the last one may be smaller.
         seed: seed of the run.
         epoch: counted from 0.
@@ -75,7 +76,7 @@ class Batches(Dataset):
                 break
         return drawn[: self.batch_size]
 
-    def __getitem__(self, batch: int) -> list[Tensor]:
+    def __getitem__(self, batch: int) -> list[Any]:
         indices, sizes, part = self.indices(batch), self.sizes(batch), 0
         if sizes:
             part = self.process[0]
@@ -86,7 +87,18 @@ class Batches(Dataset):
                 items = self.dataset.__getitems__(indices)
             else:
                 items = [self.dataset[index] for index in indices]
-        return default_collate(items)
+        return default_collate(list(map(input_and_label, items)))
+
+
+def input_and_label(item: Any) -> tuple[Any, Any]:
+    """Input and label of an item (input, label, ...) of a data set; a `ValueError` for other items."""
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        names = f" of {', '.join(map(str, item))}" if isinstance(item, Mapping) else ""
+        raise ValueError(
+            f"items of a data set must be (input, label), got {type(item).__name__}{names}: wrap the data set in one "
+            "whose __getitem__ returns such pairs"
+        )
+    return item[0], item[1]
 
 
 def classes_of(dataset: Any) -> list[Tensor]:

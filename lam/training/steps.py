@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lam.losses import Loss
 from lam.losses.base import margin_of
+from lam.models.head import check_matrix
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
 from lam.utils import distributed
@@ -79,7 +80,9 @@ class Step:
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
         """The loss of a batch, a scalar; arguments and errors as in `backward`."""
-        embeddings = normalized(network(batch.inputs))
+        output = network(batch.inputs)
+        check_matrix(output)
+        embeddings = normalized(output)
         return loss(embeddings, batch.choose_pairs(embeddings, loss))
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lam import losses, models
+from lam.methods import Deterministic, LaplaceOnline
 from lam.models import EmbeddingNetwork
 from lam.pairs.relation import Relation
 from lam.training import DivergenceError, History, Minibatch, Step, Training, checkpoints, device_of, train
@@ -403,6 +404,50 @@ def test_auto_is_never_an_accelerator_without_float64(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 def test_auto_is_cuda_where_there_is_some() -> None:
     assert device_of("auto").type == "cuda"
+
+
+def test_items_may_hold_more_than_an_input_and_a_label() -> None:
+    trained, other = network(), network()
+    pairs = [Images()[index] for index in range(40)]
+    fit(trained, pairs)
+    fit(other, [(*pair, "path.jpg") for pair in pairs])
+    assert same(trained, other)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ([{"image": 0, "label": 1}] * 4, r"must be \(input, label\), got dict of image, label: wrap the data set"),
+        ([torch.zeros(1, 8, 8)] * 4, r"must be \(input, label\), got Tensor: wrap the data set"),
+        ([(torch.zeros(1, 8, 8), "cat")] * 4, "labels must be integers, .* got 'cat': number the classes"),
+    ],
+)
+def test_items_without_an_input_and_a_number_are_refused(dataset: Any, message: str) -> None:
+    for method in (Deterministic(), LaplaceOnline(likelihood_scale=1.0)):
+        with pytest.raises(ValueError, match=message):
+            method.train(network(), dataset, Training(loss=LOSS, epochs=1, progress=False))
+
+
+def test_labels_that_are_texts_are_refused() -> None:
+    images = Images()
+    images.labels = ["cat", "dog"] * 20  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="labels must be integers, .* got 'cat': number the classes"):
+        fit(network(), images)
+
+
+def test_outputs_that_are_no_embeddings_are_refused() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network()
+
+        def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return self.body(inputs), self.body.features(inputs)
+
+    with pytest.raises(
+        ValueError, match=r"got tuple: wrap .* self.network\(inputs\)\[0\] or self.network\(inputs\)\[1\]"
+    ):
+        fit(TwoHeads())
 
 
 def test_labels_of_another_length_are_refused() -> None:

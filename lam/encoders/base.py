@@ -309,7 +309,8 @@ class Encoder(ABC):
         """Write the encoder to a folder as safetensors, JSON and a manifest; this replaces an encoder in the folder.
 
         Raises:
-            ValueError: if the folder holds other files, such as a run or an index.
+            ValueError: if the folder holds other files, such as a run or an index, or the network's state_dict holds
+                more than tensors.
         """
         encoder_files.save(
             folder,

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lam.models.head import ADDED
-from lam.models.weights import load_state, own_path, plain_names, plain_path
+from lam.models.weights import check_tensors, load_state, own_path, plain_names, plain_path
 from lam.utils.files import (
     MANIFEST,
     CorruptFileError,
@@ -73,6 +73,8 @@ def fingerprint(folder: str | Path) -> str:
 def save(folder: str | Path, encoder: SavedEncoder) -> None:
     """Write an encoder; after a crash the folder holds the old encoder or the new one."""
     network = encoder.network
+    if network is not None:
+        check_tensors(network)
     plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors", "ambiguity")}
     metadata = {**plain, "has_network": network is not None, "recipe": _recipe(network)}
     if network is not None:

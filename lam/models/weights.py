@@ -166,6 +166,16 @@ def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, sourc
         raise ValueError(f"{source}the network differs from the saved one: {first}{more}")
 
 
+def check_tensors(network: nn.Module) -> None:
+    """Reject a network whose state_dict holds anything but tensors, which no file of lam can hold."""
+    for name, value in network.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"the network's state_dict must hold only tensors, got {type(value).__name__} at {name!r}: leave "
+                "get_extra_state and quantised layers out of the network"
+            )
+
+
 def sha256_of_weights(network: nn.Module) -> str:
     """SHA-256 over names and bytes of all weights and buffers of a network, in hexadecimal."""
     digest = hashlib.sha256()

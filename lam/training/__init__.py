@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lam.models.weights import unwrapped
+from lam.models.weights import check_tensors, unwrapped
 from lam.pairs.pairs import as_targets, check_label_vector, check_labels
 from lam.training.batches import classes_of
 from lam.training.loop import History, Loop
@@ -44,7 +44,8 @@ def train(
 
     Raises:
         ValueError: for data without a positive or without a negative pair, an epoch whose batches have no positive
-            pair, missing devices, or a folder with checkpoints of other settings.
+            pair, missing devices, a folder with checkpoints of other settings, or a network whose state_dict holds
+            more than tensors.
         DivergenceError: if the loss, a weight or the validation is not finite; the last checkpoint stays.
         CorruptFileError: if every checkpoint of the folder is damaged.
 
@@ -64,6 +65,7 @@ def train(
             "no parameter of the network requires a gradient: use the head train, or a method without training, such "
             "as laplace_posthoc, knn_distance or deterministic"
         )
+    check_tensors(network)
     check_data(dataset, training)
     fabric = _fabric(training.accelerator, training.devices, training.precision)
     least = 2 * distributed.world_size()

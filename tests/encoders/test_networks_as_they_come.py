@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
+from lam import losses
 from lam.encoders.deterministic import DeterministicEncoder
+from lam.training import Training, train
 from tests.encoders.small import fit, make_batches, make_network
 from tests.helpers import run_python, unchecked
 
@@ -138,6 +141,20 @@ def test_rows_of_another_length_are_refused_with_their_shape() -> None:
         ValueError, match=r"inputs of shape \(4,\) \(Dimension out of .*; give inputs\[None\] for one item"
     ):
         lam.fit(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)), [(torch.randn(4), 0)], margin=0.7)
+
+
+def test_a_state_that_is_no_tensor_is_named_before_training_and_saving(tmp_path: Path) -> None:
+    class Versioned(nn.Sequential):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 1}
+
+    network = Versioned(*make_network())
+    encoder = lam.fit(network, make_batches(), margin=0.7, progress=False)
+    message = "state_dict must hold only tensors, got dict at '_extra_state': leave get_extra_state"
+    with pytest.raises(ValueError, match=message):
+        encoder.save(tmp_path / "encoder")
+    with pytest.raises(ValueError, match=message):
+        train(network, [], Training(loss=losses.build(margin=0.7), epochs=1))
 
 
 def test_errors_of_the_network_itself_are_its_own() -> None:

@@ -72,6 +72,11 @@ class DeepEnsemble(Method):
         self.check_start(pretrained=training.pretrained)
         network = unwrapped(network)
         members = [network, *map(unwrapped, self._others(network, training))]
+        if len(set(members)) < len(members):
+            raise ValueError(
+                "Training(another=...) must return a new network for each seed, got one of them twice, which cannot "
+                "be several members: build the network inside the function"
+            )
         head = _common_head(members, dataset)
         histories = {}
         for number, member in enumerate(members, start=1):

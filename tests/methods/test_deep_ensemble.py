@@ -169,6 +169,9 @@ def test_a_network_of_ones_own_comes_with_what_makes_the_others():
         method.train(own(), DATA, small.training())
     with pytest.raises(ValueError, match=r"member 1 has 3 \(16 -> 4\), member 3 has 3 \(16 -> 5\)"):
         method.train(own(), DATA, small.training(another=lambda seed: own(3 + seed)))
+    one = own()
+    with pytest.raises(ValueError, match="a new network for each seed, got one of them twice"):
+        method.train(own(), DATA, small.training(another=lambda _: one))
 
 
 def test_what_makes_no_ensemble_is_refused():

@@ -64,10 +64,19 @@ class Loss(ABC):
             dimension: D of the embeddings, if known.
 
         Raises:
-            ValueError: for a setting outside its range.
+            ValueError: for a setting outside its range, or a constructor that needs another argument.
         """
         settings = {"margin": margin, "temperature": temperature, "dimension": dimension}
-        return cls(**{name: settings[name] for name in settings.keys() & inspect.signature(cls).parameters.keys()})
+        signature = inspect.signature(cls)
+        given = {name: settings[name] for name in settings.keys() & signature.parameters.keys()}
+        try:
+            signature.bind(**given)
+        except TypeError as error:
+            raise ValueError(
+                f"a configuration gives {cls.__name__} only margin, temperature and dimension ({error}): give other "
+                "arguments a default, or override the class method `configured`"
+            ) from None
+        return cls(**given)
 
     def learned(self) -> dict[str, list[float]]:
         """Learned values by name; empty for most losses."""

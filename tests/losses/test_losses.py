@@ -202,6 +202,19 @@ class Cubes(losses.Loss):
         return weighted_mean(squared**1.5, pairs.positive)
 
 
+class Powers(Cubes):
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+
+def test_a_loss_that_needs_what_no_configuration_gives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "LOSSES", {"powers": Powers})
+    with pytest.raises(
+        ValueError, match=r"gives Powers only margin, .* argument: 'power'\): give other arguments a def"
+    ):
+        losses.build("powers", margin=0.7)
+
+
 @pytest.mark.long
 def test_a_loss_from_outside_trains_a_run_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["digits", "deterministic"], ["--training.loss=cubes", f"--output={tmp_path / 'run'}", *TINY]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lam.utils.files import read_tensors
 
@@ -135,9 +136,15 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
     With `with_types`, the network's tensors get the types of the saved tensors.
 
     Raises:
-        ValueError: for tensors that are missing, left over, or of another shape or type.
+        ValueError: for tensors that are missing, left over, or of another shape or type, or a network on the meta
+            device or with lazy layers.
     """
     own = network.state_dict()
+    if empty := [name for name, value in own.items() if is_lazy(value) or value.is_meta]:
+        raise ValueError(
+            f"{source}the network has no memory for {empty[0]}: build it on another device than meta, or call "
+            'network.to_empty(device="cpu"); run a network with lazy layers on a batch first'
+        )
     check_state(own, state, source=source)
     saved = by_plain_name(state)
     tensors = {name: saved[plain] for name, plain in plain_names(own).items()}

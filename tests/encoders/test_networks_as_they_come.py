@@ -143,6 +143,13 @@ def test_rows_of_another_length_are_refused_with_their_shape() -> None:
         lam.fit(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)), [(torch.randn(4), 0)], margin=0.7)
 
 
+@pytest.mark.parametrize("network", [make_network().to("meta"), nn.Sequential(*make_network()[:2], nn.LazyLinear(3))])
+def test_a_network_without_memory_is_refused_on_loading(network: nn.Module, tmp_path: Path) -> None:
+    fit(make_batches()).save(tmp_path)
+    with pytest.raises(ValueError, match=r"^the network has no memory for \d.weight: build it on another device"):
+        lam.load(tmp_path, network)
+
+
 def test_a_state_that_is_no_tensor_is_named_before_training_and_saving(tmp_path: Path) -> None:
     class Versioned(nn.Sequential):
         def get_extra_state(self) -> dict[str, int]:

@@ -228,7 +228,7 @@ def run(network: nn.Module, inputs: Any) -> Any:
     try:
         return network(*[_on(device, each) for each in args], **{name: _on(device, kwargs[name]) for name in kwargs})
     except (RuntimeError, ValueError, IndexError) as error:  # a batch norm raises ValueError
-        if len(args) == 1 and isinstance(args[0], Tensor) and (reason := _refusal(args[0], parameter, str(error))):
+        if len(args) == 1 and isinstance(args[0], Tensor) and (reason := refusal(args[0], parameter, str(error))):
             raise ValueError(reason) from error
         raise
     except TypeError as error:
@@ -259,7 +259,7 @@ def _on(device: torch.device, value: Any) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None:
+def refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None:
     """The error for inputs of a wrong type or shape; None if type and shape are not the reason."""
     reason = error.splitlines()[0]
     if parameter is not None and inputs.dtype != parameter.dtype:

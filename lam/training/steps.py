@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lam.losses import Loss
 from lam.losses.base import margin_of
-from lam.models.head import check_matrix
+from lam.models.head import check_matrix, refusal
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
 from lam.utils import distributed
@@ -79,8 +79,18 @@ class Step:
     settings: Mapping[str, Any] = {}
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The loss of a batch, a scalar; arguments and errors as in `backward`."""
-        output = network(batch.inputs)
+        """The loss of a batch, a scalar; arguments as in `backward`.
+
+        Raises:
+            DivergenceError: as `backward`.
+            ValueError: for inputs of a type or shape that the network does not take, or outputs that are not (N, D).
+        """
+        try:
+            output = network(batch.inputs)
+        except RuntimeError as error:
+            if reason := refusal(batch.inputs, next(network.parameters()), str(error)):
+                raise ValueError(reason) from error
+            raise
         check_matrix(output)
         embeddings = normalized(output)
         return loss(embeddings, batch.choose_pairs(embeddings, loss))

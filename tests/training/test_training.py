@@ -435,6 +435,21 @@ def test_labels_that_are_texts_are_refused() -> None:
         fit(network(), images)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Tensor.double, r"does not take inputs of torch.float64 .*: its weights are torch.float32, so convert them"),
+        (
+            lambda image: image.expand(3, 8, 8),
+            r"does not take inputs of shape \(16, 3, 8, 8\) .*: images are \(N, C, H, W\)",
+        ),
+    ],
+)
+def test_inputs_that_the_network_does_not_take_are_refused(change: Callable[[Tensor], Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(network(), [(change(image), label) for image, label in map(Images().__getitem__, range(40))])
+
+
 def test_outputs_that_are_no_embeddings_are_refused() -> None:
     class TwoHeads(nn.Module):
         def __init__(self) -> None:

@@ -65,10 +65,10 @@ class Method(ABC):
         """Train a network, unless it is trained already, and return its encoder.
 
         Args:
-            network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation. From wrappers, such
-                as of torch.compile, the network inside is taken; they share its weights.
+            network: maps inputs (N, ...) to unit embeddings (N, D) and ends in a linear layer and normalisation. A
+                wrapper, such as torch.compile's, is removed.
             dataset: items (input, label, ...); see `lam.training.train`.
-            training: see `lam.training.Training`.
+            training: the settings; its `stage` gets the name of each stage of the work.
 
         Raises:
             ValueError: as `check`, `check_start` and `lam.training.train`, or for a network that does not end in a

@@ -32,8 +32,8 @@ def train(
     divided. The first process validates and writes checkpoints.
 
     Args:
-        network: maps inputs (N, ...) to unit rows (N, D); ends in evaluation mode, with the weights of the best epoch.
-            The network inside wrappers, such as of torch.compile, is trained; they share its weights.
+        network: maps inputs (N, ...) to unit embeddings (N, D). After training, it is in evaluation mode, with the
+            weights of the best epoch. Wrappers, such as torch.compile's, share these weights.
         dataset: data set of (input, label, ...), with a length, and optionally `__getitems__` and `labels`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
         step: gradient of a batch; by default the gradient of the loss at the network's current weights.

@@ -395,7 +395,7 @@ def one_number() -> list[Row]:
         "cosine": "first cosine",
         "relative_mahalanobis": "relative Mahalanobis",
     }
-    heads = ["AUROC", "correlation: blend", "correlation: severity, worst kind", "the same, within an item"]
+    heads = ["AUROC", "correlation: blend", "correlation: severity, worst kind", "within an item, worst kind"]
     rows: list[Row] = [["data", "score", *heads]]
     for cell, measured in kept("ambiguity").items():
         for score, name in names.items():
@@ -403,7 +403,8 @@ def one_number() -> list[Row]:
             kinds = [kind for kind in measured["recall@1 by severity"] if kind != "blend"]
             ways = [(way, max(kinds, key=lambda kind: way[kind]["mean"])) for way in (of, of["each item"])]
             figures = [f"{of[key]['mean']:.2f} ± {of[key]['std']:.2f}" for key in ("auroc", "blend")]
-            figures += [f"{way[worst]['mean']:.2f} ± {way[worst]['std']:.2f} ({worst})" for way, worst in ways]
+            figures += [f"{way[worst]['mean']:.2f} ± {way[worst]['std']:.2f}" for way, worst in ways]
+            figures[-2] += f" ({ways[0][1]})"
             rows.append([REAL[cell] if score == "kappa" else "", name, *figures])
     return rows
 

@@ -1,5 +1,6 @@
 """`Run`: the contents of a finished run's folder, read on first use."""
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -32,6 +33,15 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         require_finished(self.folder)
+        self._opened = self.folder.stat()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the same folder; false once that was moved, deleted or replaced."""
+        try:
+            return os.path.samestat(self._opened, self.folder.stat())
+        except OSError:
+            return False
 
     @cached_property
     def config(self) -> RunConfig:

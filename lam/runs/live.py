@@ -59,9 +59,14 @@ class LiveQueries:
             self.write()
 
     def write(self) -> None:
-        """Write the sample if it has changed; after a crash, the folder holds the earlier sample or the new one."""
+        """Write the sample if it has changed; after a crash, the folder holds the earlier sample or the new one.
+
+        If the run's folder was moved or replaced, a `FileNotFoundError` says so.
+        """
         if not self._unwritten:
             return
+        if not self._run.is_in_place:
+            raise FileNotFoundError(f"the run's folder was moved from {self._run.folder} or replaced")
         embeddings = Embeddings.concatenate([embedding for embedding, _ in self._kept])
         tensors = {**embeddings.rows(), "features": torch.cat([features for _, features in self._kept])}
         metadata = {"key": self._run.fingerprint, "seen": self.seen, "mean_samples": embeddings.mean_samples}

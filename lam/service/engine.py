@@ -253,8 +253,11 @@ class Engine:
 
         Raises:
             Refusal: `full`, if the copy cannot be written; `busy`, if another backup waits; `conflict`, if the run is
-                being calibrated or indexed, or one of its files was altered.
+                being calibrated or indexed, one of its files was altered, or its folder was moved or replaced.
         """
+        if not self.run.is_in_place:
+            what = f"the served folder was moved from {self.run.folder} or replaced"
+            raise Refusal("conflict", what, allowed="POST /v1/reload, or another try once the folder is back")
         folder, moment = self.run.folder.absolute(), datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         name = f"{folder.name}-backup-{moment}-{secrets.token_hex(3)}"
         return await asyncio.wrap_future(self._backups.submit(folder.with_name(name)))

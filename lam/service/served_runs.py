@@ -18,8 +18,8 @@ _LOG = logging.getLogger(__name__)
 class ServedRuns:
     """Opened runs by name; the first is also served at the root.
 
-    A folder may be a symbolic link. If the link has changed, a reload opens the new run, sends new requests to it, and
-    closes the old run after its last answer. The new run has its own gallery.
+    A folder may be a symbolic link. If the link has changed or another folder is in this place, a reload opens the new
+    run, sends new requests to it, and closes the old run after its last answer. The new run has its own gallery.
     """
 
     def __init__(self, folders: Mapping[str, Path], open_run: Callable[[Path], Engine]) -> None:
@@ -42,7 +42,7 @@ class ServedRuns:
         """
         async with self._reloading:
             engine, folder = self.engines[name], _leads_to(self._folders[name])
-            if folder == engine.run.folder:
+            if folder == engine.run.folder and engine.run.is_in_place:
                 await asyncio.to_thread(engine.recalibrate)
                 return engine
             await self.sites.wait_until_closed(name, _PATIENCE)  # a run that still closes may be in this folder

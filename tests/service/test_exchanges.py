@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from lam.gallery.item import Item
+from lam.gallery.refusal import Refusal
 from lam.gallery.store import FILE, ItemStore
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
@@ -250,6 +251,28 @@ def test_a_run_that_cannot_be_opened_leaves_the_old_one(served_run: Path, tmp_pa
         assert found.ask("GET", "/v1/ready")[0] == 200
         point(link, served_run)
         assert found.ask("POST", "/v1/reload")[1]["exchanged"] is False
+
+
+def test_another_folder_in_the_place_of_the_served_one_is_opened(served_run: Path, tmp_path: Path) -> None:
+    other = marked(Path(shutil.copytree(served_run, tmp_path / "other")), "other")
+    runs = ServedRuns({"first": served_run}, Engine)
+
+    async def exchanged() -> None:
+        served_run.rename(tmp_path / "moved")
+        with pytest.raises(ValueError, match="there is no folder"):
+            await runs.reload("first")
+        other.rename(served_run)
+        with pytest.raises(Refusal, match="the served folder was moved from .* or replaced"):
+            await runs.engines["first"].back_up()
+        new = await runs.reload("first")
+        assert new.gallery.store.get("mark") is not None
+        assert await runs.reload("first") is new
+        await runs.sites.wait_until_closed("first", 10)
+
+    try:
+        asyncio.run(exchanged())
+    finally:
+        runs.sites.close()
 
 
 @pytest.mark.slow

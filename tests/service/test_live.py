@@ -115,3 +115,12 @@ def test_where_they_cannot_be_written_the_search_goes_on(
     assert "the live queries are not kept: [Errno 28] No space left on device" in caplog.text
     engine.close()
     assert caplog.text.count("the live queries are not kept") == 2
+
+
+def test_they_are_not_written_where_another_folder_is_now(served_run: Path) -> None:
+    live = LiveQueries(Run(served_run), 5)
+    live.add(*_query(0))
+    served_run.rename(served_run.with_name("moved"))
+    with pytest.raises(FileNotFoundError, match="the run's folder was moved from"):
+        live.write()
+    assert not served_run.exists()

@@ -12,7 +12,8 @@ A filter is an object with lists of conditions. An item passes if all conditions
     {"has_id": [ID, ...]}, {"has_label": [LABEL, ...]}
 
 A dot in FIELD leads into an object. A list matches if one of its elements does. A value matches only values of its own
-type. Names and values are parameters of the SQL, never parts of its text.
+type. SQLite rounds integers beyond 64 bits, so `match` refuses them, and `range` compares them rounded. Names and
+values are parameters of the SQL, never parts of its text.
 """
 
 import json
@@ -180,7 +181,9 @@ class _Compiler:
             _refuse(f"needs a list with a value in match: {kind}")
         self._count(values)
         texts = [_text(value) for value in values if isinstance(value, str)]
-        numbers = [_number(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if not all(_is_exact(number) for number in numbers):
+            _refuse("holds an integer that is too large to match exactly: keep integers beyond 64 bits as texts")
         booleans = [str(value).lower() for value in values if isinstance(value, bool)]
         if len(texts) + len(numbers) + len(booleans) < len(values):
             _refuse("matches only texts, numbers and booleans: use is_null or is_empty for other values")
@@ -244,10 +247,15 @@ def _text(value: str) -> str:
     return value
 
 
+def _is_exact(value: int | float) -> bool:
+    """Whether SQLite compares the number as it is; it rounds integers of JSON beyond 64 bits to floats."""
+    return isinstance(value, float) or -(2**63) <= value < 2**63
+
+
 def _number(value: int | float) -> int | float:
     """A number that SQLite can compare; a JSON integer beyond 64 bits becomes a float."""
     try:
-        return value if isinstance(value, float) or -(2**63) <= value < 2**63 else float(value)
+        return value if _is_exact(value) else float(value)
     except OverflowError:
         _refuse("holds a number that is too large")
 

@@ -213,6 +213,8 @@ def test_random_filters_pass_what_a_slow_twin_passes(tmp_path: Path) -> None:
         ('{"must": [{"key": "a", "range": {"gt": "1"}}]}', "numbers in range"),
         ('{"must": [{"key": "a", "range": {"above": 1}}]}', "some of gt, gte, lt, lte"),
         ('{"must": [{"key": "a", "match": {"value": 1%s}}]}' % ("0" * 400), "too large"),
+        ('{"must": [{"key": "a", "match": {"any": [1, 9223372036854775808]}}]}', "integers beyond 64 bits as texts"),
+        ('{"must": [{"key": "a", "range": {"gt": 1%s}}]}' % ("0" * 400), "too large"),
         ('{"must": [{"has_id": "a"}]}', "a list of texts in has_id"),
         ('{"must": [{"has_id": ["a"], "has_label": ["b"]}]}', "conditions with one of"),
         ('{"must": [{"is_null": "a"}]}', "needs is_null as"),

@@ -37,7 +37,7 @@ _OTHER_FILES = 128  # open files other than connections
 _LEAST_FILES = 512  # allows more connections than waiting requests, so that some can be closed for new ones
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops more, and these try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
-_NOISY = ("asyncio", "uvicorn.error")
+_NOISY = ("asyncio", "uvicorn.error", "lam.service.gallery_search", "lam.service.request_log")
 _QUIET_SECONDS = 10.0
 _TURN_SECONDS = 5e-5  # switch interval of Python: workers must catch the microseconds in which the event loop waits
 
@@ -148,7 +148,7 @@ def _open_files() -> int:
 
 @contextmanager
 def _sparing_log() -> Iterator[None]:
-    """Within the context, limit the rate of log lines that clients can cause, and count dropped lines."""
+    """Within the context, limit the rate of log lines that clients or a full disk cause, and count dropped lines."""
     sparing = _Sparing()
     for name in _NOISY:
         logging.getLogger(name).addFilter(sparing)

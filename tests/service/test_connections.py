@@ -433,15 +433,17 @@ def test_what_clients_bring_about_is_logged_once_in_a_while(
         for number in range(1000):
             logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: %d", number)
             logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+            logging.getLogger("lam.service.request_log").error("%d lines of the request log are lost", number)
         now = 11.0
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     assert [record.getMessage() for record in caplog.records] == [
         "socket.accept() out of system resource\nsocket: 0",
         "Invalid HTTP request received.",
+        "0 lines of the request log are lost",
         "Invalid HTTP request received. (999 more like this were not logged)",
     ]
     logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: 1")
-    assert len(caplog.records) == 4
+    assert len(caplog.records) == 5
 
 
 def test_as_many_files_may_be_open_as_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,3 +124,11 @@ def test_they_are_not_written_where_another_folder_is_now(served_run: Path) -> N
     with pytest.raises(FileNotFoundError, match="the run's folder was moved from"):
         live.write()
     assert not served_run.exists()
+
+
+def test_a_failed_write_is_not_tried_again_at_each_query(served_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, tries = LiveQueries(Run(served_run), 5), list[int]()
+    monkeypatch.setattr(live, "write", lambda: tries.append(live.seen))  # writes nothing, as on a full disk
+    for number in range(2 * EVERY + 9):
+        live.add(*_query(number))
+    assert tries == [EVERY, 2 * EVERY]

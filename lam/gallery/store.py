@@ -19,8 +19,8 @@ from lam.gallery.database import connect, explain_errors, limited_time, refuse_l
 from lam.gallery.filters import Filter
 from lam.gallery.item import COLUMNS, Item, ItemInfo, is_whole
 from lam.gallery.operations import Change, Operation
-from lam.gallery.refusal import Refusal
-from lam.gallery.transaction import BY_ID, rows_of, transaction
+from lam.gallery.refusal import Refusal, full
+from lam.gallery.transaction import BY_ID, Transaction, rows_of, transaction
 from lam.utils.files import CorruptFileError, check_format, write_text
 
 FORMAT = 1
@@ -73,6 +73,7 @@ class ItemStore:
             self._prepare()
             self._reader, self._lister = self._connect(opened), self._connect(opened)
             opened.pop_all()  # from here on, `close` closes the connections
+        self._file = os.open(self.path, os.O_PATH)  # a plain descriptor would drop SQLite's locks when it is closed
         if not (read_only or self._mark.is_file()):
             write_text(self._mark, _MARK_TEXT)
 
@@ -116,6 +117,7 @@ class ItemStore:
 
     def close(self) -> None:
         """Move the log into the file, and close the file."""
+        os.close(self._file)
         with closing(self._writer):
             self._reader.close()
             self._lister.close()
@@ -288,9 +290,10 @@ class ItemStore:
             The effect of each operation, or its refusal.
 
         Raises:
-            Refusal: `full`, if the changes could not be stored; `busy`, while another process has the file locked.
+            Refusal: `full`, if the changes could not be stored or the file was deleted; `busy`, while another process
+                has the file locked.
         """
-        with refuse_unstored(), transaction(self._writer) as changes:
+        with self._transaction() as changes:
             effects = [changes.apply(operation) for operation in operations]
             self._put_facts(facts or {})
         return effects
@@ -301,7 +304,7 @@ class ItemStore:
         Items that a service added or changed stay; a new item with one of their ids is dropped. If a new item equals an
         intact old one, the key stays. The ids of `items` must differ.
         """
-        with refuse_unstored(), transaction(self._writer) as changes:
+        with self._transaction() as changes:
             changes.replace(items)
             self._put_facts(facts)
 
@@ -314,6 +317,13 @@ class ItemStore:
             (is_blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not is_blocked
         return False
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Transaction]:
+        if not os.fstat(self._file).st_nlink:  # SQLite would go on in the deleted file
+            raise full(f"{self.path} was deleted or replaced: end this process, and restore the file")
+        with refuse_unstored(), transaction(self._writer) as changes:
+            yield changes
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:

@@ -44,6 +44,25 @@ def test_items_survive_a_restart(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_acknowledged_once_the_file_is_gone(tmp_path: Path, is_replaced: bool) -> None:
+    path = tmp_path / "items.sqlite"
+    with closing(ItemStore(path)) as store:
+        store.write([item("a", 1)])
+        path.rename(tmp_path / "moved")
+        (tmp_path / "moved").rename(path)
+        store.write([item("b", 2)])
+        if is_replaced:
+            (tmp_path / "other").write_bytes(path.read_bytes())
+            (tmp_path / "other").replace(path)
+        else:
+            path.unlink()
+        with pytest.raises(Refusal, match="was deleted or replaced") as refused:
+            store.write([item("c", 3)])
+        assert refused.value.kind == "full"
+        assert store.get("a") is not None
+
+
 def test_an_update_has_a_new_key_and_the_same_content_keeps_its_key(tmp_path: Path) -> None:
     store = ItemStore(tmp_path / "items.sqlite")
     (first,) = store.write([item("a", 1)])

@@ -78,7 +78,10 @@ def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "O P"]]:
     """The O sampled queries and their features."""
     kept = _read(run)
     if kept is None:
-        raise ValueError(f"no queries to the run in {run.folder} were kept: `lam serve --keep-queries 2000` keeps them")
+        raise ValueError(
+            f"no queries to the run in {run.folder} were kept: `lam serve --keep-queries 2000` keeps them, and writes "
+            f"them at its end and after every {EVERY} queries"
+        )
     return kept[0], kept[1]
 
 

@@ -94,13 +94,13 @@ class Client:
 
     Args:
         address: address of the service, or of one of its runs, such as `http://127.0.0.1:8000/runs/faces`.
-        key: key, if the service has keys.
+        key: key, if the service has keys; spaces and line breaks around it are left out, as files end with one.
         retries: how many times to repeat a request if the service is too busy (503).
         options: options of `httpx.Client`; by default an answer may take 30 seconds.
     """
 
     def __init__(self, address: str, *, key: str | None = None, retries: int = 3, **options: Any) -> None:
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {} if key is None else {"Authorization": f"Bearer {_header_of(key)}"}
         self._http = httpx.Client(base_url=address, headers=headers, **{"timeout": 30.0, **options})
         self._retries = retries
 
@@ -191,6 +191,14 @@ class Client:
             return self._http.send(request)
         except httpx.HTTPError as error:
             raise ServiceError(None, str(error) or type(error).__name__) from error
+
+
+def _header_of(key: str) -> str:
+    """A key without the space around it. The error does not show the key, which is a secret."""
+    key = key.strip()
+    if not all("!" <= character <= "~" for character in key) or not key:
+        raise ValueError("a key must have only ASCII letters, digits and signs, no spaces: it is a header")
+    return key
 
 
 def _of(kind: type[Kind], found: Mapping[str, Any]) -> Kind:

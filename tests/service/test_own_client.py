@@ -95,6 +95,19 @@ def test_a_refusal_is_one_exception(asked: Client, png: bytes) -> None:
         other.search(png)
 
 
+def test_a_key_is_read_from_a_file_with_its_line_break() -> None:
+    client, requests = answering(httpx.Response(200, json={"deleted": True}), key=f"{KEY}\n")
+    assert client.delete("a")
+    assert requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("key", ["\n", "my secret", "секрет"])
+def test_a_key_that_no_header_holds_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ValueError, match="a key must have only ASCII") as refused:
+        Client("http://127.0.0.1:1", key=key)
+    assert key not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("id", "error"), [("none/../a", ValueError), ("..", ValueError), ("./a", ValueError), (5, TypeError)]
 )

@@ -9,6 +9,7 @@ file, the mark, records that the database existed, so that opening a lost databa
 
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -73,7 +74,8 @@ class ItemStore:
             self._prepare()
             self._reader, self._lister = self._connect(opened), self._connect(opened)
             opened.pop_all()  # from here on, `close` closes the connections
-        self._file = os.open(self.path, os.O_PATH)  # a plain descriptor would drop SQLite's locks when it is closed
+        # Other systems lack O_PATH; a plain descriptor would drop SQLite's locks when it is closed.
+        self._file = os.open(self.path, os.O_PATH) if sys.platform == "linux" else None
         if not (read_only or self._mark.is_file()):
             write_text(self._mark, _MARK_TEXT)
 
@@ -117,7 +119,8 @@ class ItemStore:
 
     def close(self) -> None:
         """Move the log into the file, and close the file."""
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
         with closing(self._writer):
             self._reader.close()
             self._lister.close()
@@ -320,7 +323,7 @@ class ItemStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
-        if not os.fstat(self._file).st_nlink:  # SQLite would go on in the deleted file
+        if self._file is not None and not os.fstat(self._file).st_nlink:  # SQLite would go on in the deleted file
             raise full(f"{self.path} was deleted or replaced: end this process, and restore the file")
         with refuse_unstored(), transaction(self._writer) as changes:
             yield changes

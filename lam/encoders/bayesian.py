@@ -27,7 +27,7 @@ from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval import auroc
 from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
 from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
-from lam.utils.checks import check_choice
+from lam.utils.checks import check_choice, check_tensor
 from lam.utils.notes import Note
 from lam.vmf.bessel import tabulate_for_export
 from lam.vmf.embeddings import Embeddings, Mean
@@ -360,7 +360,8 @@ class BayesianEncoder(Encoder):
         """Inputs of the head, and the output of the network's own head, if it has one."""
         output = None
         if self.network is None:
-            features = inputs
+            check_tensor("features", inputs)
+            features = inputs.detach()
         else:
             features, output = features_and_output(self.network, self.head, inputs)
         if features.ndim != 2 or features.is_complex():

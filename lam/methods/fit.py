@@ -192,6 +192,7 @@ def fit_features(
     options = _settings_of(options, margin)
     relation = replace(options.relation, scope="dataset")
     check_kinds(features, weight)
+    features = features.detach()  # else the posterior keeps the graph that computed them
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)
     options = options.with_structure(*weight.shape)

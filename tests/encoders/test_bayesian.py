@@ -1,5 +1,6 @@
 """The Bayesian encoder: what is fitted, what it gives, how it adds up and is tuned."""
 
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import lam
 from lam.hessians import ContrastiveCurvature
 from lam.pairs import Relation
+from lam.posteriors import POSTERIORS
 from lam.retrieval.index.exact import rank
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
 from tests.helpers import contrastive_ggn
@@ -309,6 +311,21 @@ def test_the_posterior_keeps_its_own_copy_in_float32():
     assert not encoder.posterior.weight.requires_grad
     half = lam.fit_features(features.half(), labels.tolist(), torch.eye(3, 5).half(), margin=0.7)
     assert half.embed(features.half()).kappa.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:the held-out items contain", "ignore:κ says little", "ignore:.*queries do not")
+@pytest.mark.parametrize("structure", POSTERIORS)
+def test_features_of_a_network_with_gradients_give_the_same_encoder_as_without(structure: str) -> None:
+    features, labels, layer = nn.Linear(5, 5)(torch.randn(40, 5)), torch.arange(40) % 4, torch.eye(3, 5)
+    encoder, same = (
+        lam.fit_features(each, labels, layer, options=lam.Laplace(margin=0.7, structure=structure))
+        for each in (features, features.detach())
+    )
+    assert torch.equal(copy.deepcopy(encoder).embed(features).kappa, same.embed(features.detach()).kappa)
+    assert not encoder.features([features]).requires_grad
+    encoder.tune([(features, labels)])
+    encoder.learn_ambiguity([(features, labels)])
+    assert lam.evaluate(encoder, [(features, labels)], features, reference=features).metrics["auroc_knn"] is not None
 
 
 def test_a_batch_without_positive_pairs_can_be_forgotten():

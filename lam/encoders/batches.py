@@ -16,7 +16,8 @@ from lam.pairs.pairs import as_native
 Batch = Any
 """A batch of a loader: inputs, or (inputs, targets, ...). Inputs are a tensor, or a dictionary of named tensors.
 
-A dictionary may hold targets under `labels` or `label`, as in Hugging Face data sets. Arrays become tensors.
+A dictionary may hold targets under `labels` or `label`, as in Hugging Face data sets. Arrays, and tables of pandas,
+become tensors.
 """
 
 
@@ -35,7 +36,14 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 def _as_tensors(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return {name: _as_tensors(value) for name, value in inputs.items()}
+    if hasattr(inputs, "to_numpy"):
+        inputs = np.array(inputs)  # a copy, because pandas gives arrays that are read-only
     return torch.from_numpy(as_native(inputs)) if isinstance(inputs, np.ndarray) else inputs
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is a tensor, an array, or a table or column of pandas, whose items would be names of columns."""
+    return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 
 def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
@@ -60,14 +68,14 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
     Raises:
         ValueError: for a data set (its items are not batches), a string, or an object that is not iterable.
     """
-    if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array_interface__"):  # or an array or PIL image
+    if isinstance(inputs, Mapping) or _is_array(inputs) or hasattr(inputs, "__array_interface__"):  # or a PIL image
         return [inputs]
     if isinstance(inputs, tuple | list) and len(inputs) > 1:
         first, second = inputs[:2]
         if isinstance(first, Mapping):
-            return [inputs] if isinstance(second, Tensor | np.ndarray) else inputs
-        are_tensors = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
-        if are_tensors and len(first) == len(second) and (labelled or second.ndim < first.ndim):
+            return [inputs] if _is_array(second) else inputs
+        are_arrays = _is_array(first) and _is_array(second)
+        if are_arrays and len(first) == len(second) and (labelled or len(second.shape) < len(first.shape)):
             return [inputs]
     loader: Any = inputs
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):

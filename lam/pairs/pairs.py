@@ -178,6 +178,8 @@ def as_targets(targets: Any) -> Tensor:
     """Targets of a data loader as a tensor of int64 or floats. Other targets, such as names, raise a `ValueError`."""
     if hasattr(targets, "to_numpy"):  # in a pandas Series, torch would look for the index 0
         targets = np.array(targets)
+    if isinstance(targets, np.ndarray) and targets.dtype == object:  # Python's numbers, or names
+        targets = targets.tolist()
     try:
         tensor = torch.as_tensor(as_native(targets) if isinstance(targets, np.ndarray) else targets)
     except (TypeError, ValueError, RuntimeError) as error:

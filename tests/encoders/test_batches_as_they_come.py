@@ -98,6 +98,33 @@ def test_labels_of_pandas_are_read_by_position(first: int) -> None:
     assert torch.equal(encoder.embed(batches).kappa, expected.kappa)
 
 
+def test_integers_that_an_array_holds_as_objects_are_labels() -> None:
+    batches = make_batches()
+    objects = [(inputs, labels.numpy().astype(object)) for inputs, labels in batches]
+    expected = lam.fit(make_network(), batches, margin=0.7, progress=False).embed(batches)
+    encoder = lam.fit(make_network(), objects, margin=0.7, progress=False)
+    assert torch.equal(encoder.embed(batches).kappa, expected.kappa)
+
+
+def test_tables_of_pandas_are_inputs() -> None:
+    pandas = pytest.importorskip("pandas")
+    features, labels = torch.randn(40, 5), torch.arange(40) % 4
+    encoder = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7)
+    table, column = pandas.DataFrame(features.numpy(), index=range(40, 0, -1)), pandas.Series(labels.numpy())
+    expected = encoder.embed(features).kappa
+    for inputs in (table, [table], (table, column), [(table, column)]):
+        assert torch.equal(encoder.embed(inputs).kappa, expected)
+    for held_out in ((table, column), (features, column), [(table, column)]):
+        assert lam.evaluate(encoder, held_out).metrics == lam.evaluate(encoder, (features, labels)).metrics
+
+
+@pytest.mark.parametrize("inputs", [[[0.0] * 5] * 3, {"features": torch.zeros(3, 5)}])
+def test_features_that_are_no_tensor_are_refused_with_what_to_give(inputs: Any) -> None:
+    encoder = lam.fit_features(torch.randn(40, 5), torch.arange(40) % 4, torch.eye(3, 5), margin=0.7)
+    with pytest.raises(ValueError, match=r"features must be a tensor, got .*: give torch.as_tensor\(features\)"):
+        encoder.embed(inputs)
+
+
 def test_names_and_kinds_that_no_network_takes_are_refused_with_what_to_write() -> None:
     encoder = lam.fit(make_network(), make_batches(), margin=0.7, progress=False)
     inputs = make_batches()[0][0]

@@ -40,7 +40,7 @@ def judge(
     calibration: Calibration,
     queries: Queries,
     scores: Any,
-    labels: Sequence[Sequence[str]] | None = None,
+    labels: Any = None,
     *,
     gallery_size: int,
     features: Float[Tensor, "Q P"] | None = None,
@@ -51,7 +51,8 @@ def judge(
         calibration: learnt with the same encoder and gallery; the gallery may have grown or shrunk by a fifth.
         queries: embeddings of the queries.
         scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
-        labels: Q lists of K labels of the hits, "" for a hit without a label; None for a store without labels.
+        labels: (Q, K) labels of the hits, lists, an array or a table of strings, "" for a hit without a label; None for
+            a store without labels.
         gallery_size: number of items in the store now.
         features: (Q, P) features of the queries, for more scores.
 
@@ -194,7 +195,8 @@ def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
     return cosines.clamp(-1, 1).float()  # as `lam.retrieval.Index` returns them
 
 
-def _numbers(labels: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Tensor:
+def _numbers(labels: Any, shape: tuple[int, ...]) -> Tensor:
+    labels = labels.to_numpy().tolist() if hasattr(labels, "to_numpy") else labels  # a table
     for row in labels:
         _check_words("labels", row, '"" for a hit without a label')
     lengths = [len(row) for row in labels]

@@ -64,6 +64,8 @@ def test_decisions_on_plain_values_are_those_of_the_index(kind: str) -> None:
     numbers = label_numbers([[stored_labels[place] for place in row] for row in found.ids.tolist()])
     expected = calibration().decide(found, queries, labels=numbers, gallery_size=G)
     scores, labels = hits(queries.mean)
+    if kind == "tables":
+        labels = pytest.importorskip("pandas").DataFrame(labels, index=range(5, 55))
     plain: Any = {"tensors": lambda x: x, "arrays": Tensor.numpy, "lists": Tensor.tolist, "tables": table}[kind]
     got = judge(calibration(), (plain(queries.mean), plain(queries.kappa)), plain(scores), labels, gallery_size=G)
     assert got.decision == expected.decision

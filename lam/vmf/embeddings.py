@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from lam.utils.checks import check_tensor
 from lam.vmf.resultant import MeanResultant, mean_resultant_length
 
 Mean = Literal["network", "sampled"]
@@ -49,6 +50,8 @@ class Embeddings:
     p_known: Float[Tensor, " N"] | None = None
 
     def __post_init__(self) -> None:
+        for name, values in self.rows().items():
+            check_tensor(name, values)
         if self.mean.ndim != 2:
             raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
         there = [name for name in _PARTS if getattr(self, name) is not None]

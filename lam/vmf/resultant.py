@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.utils.checks import unit_tolerance
+from lam.utils.checks import check_tensor, unit_tolerance
 from lam.vmf.bessel import check_all, kappa_from_resultant
 
 _BLOCKS = 16  # greatest number of blocks of samples; one block after the other is summed
@@ -132,6 +132,7 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
     Raises:
         ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.
     """
+    check_tensor("samples", samples)
     if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
         raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
     if weights is None:

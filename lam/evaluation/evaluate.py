@@ -23,7 +23,7 @@ from lam.retrieval.metrics.registry import measure
 from lam.retrieval.metrics.scores import scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.retrieval.metrics.votes import answers_of
-from lam.utils.checks import check_at_least
+from lam.utils.checks import check_at_least, check_tensor
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
@@ -143,6 +143,7 @@ def evaluate(
     metrics = {**measure(evidence, costly=costly), **encoder.diagnostics(prediction.features)}
     entropy = None
     if (soft_labels := held_out.soft_labels) is not None:
+        check_tensor("soft_labels", soft_labels)
         if len(soft_labels) != len(targets):
             raise ValueError(f"soft_labels must have a row for each of {len(targets)} items, got {len(soft_labels)}")
         entropy = label_entropy(soft_labels).to(queries.device)[queries]

@@ -37,6 +37,7 @@ from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from lam.posteriors.layers import LayersAccumulator
 from lam.posteriors.settings import check_seed
 from lam.utils import distributed
+from lam.utils.checks import check_tensor
 
 _LOG = logging.getLogger(__name__)
 
@@ -192,6 +193,8 @@ def fit_features(
     options = _settings_of(options, margin)
     relation = replace(options.relation, scope="dataset")
     check_kinds(features, weight)
+    if bias is not None:
+        check_tensor("bias", bias)
     features = features.detach()  # else the posterior keeps the graph that computed them
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)

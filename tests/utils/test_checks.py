@@ -56,6 +56,10 @@ def test_numbers_of_numpy_and_torch_pass(number: Any) -> None:
 ROWS = torch.nn.functional.normalize(torch.arange(12.0).reshape(4, 3) + 1)
 
 
+def fitted() -> lam.BayesianEncoder:
+    return lam.fit_features(ROWS, [0, 1] * 2, torch.eye(3), margin=0.7)
+
+
 @pytest.mark.parametrize("given", [np.array([0.1, 0.9]), [0.1, 0.9]])
 @pytest.mark.parametrize(
     ("call", "name"),
@@ -69,6 +73,11 @@ ROWS = torch.nn.functional.normalize(torch.arange(12.0).reshape(4, 3) + 1)
         (lambda given: retrieval.rank(ROWS, given, k=1), "gallery"),
         (lambda given: lam.fit_features(given, [0, 1], ROWS, margin=0.7), "features"),
         (lambda given: lam.fit_features(ROWS, [0, 1] * 2, given, margin=0.7), "weight"),
+        (lambda given: lam.fit_features(ROWS, [0, 1] * 2, ROWS, given, margin=0.7), "bias"),
+        (
+            lambda given: lam.evaluate(fitted(), lam.HeldOut((ROWS, torch.tensor([0, 0, 1, 1])), soft_labels=given)),
+            "soft_labels",
+        ),
         (lambda given: vmf.bessel_ratio(3, given), "kappa"),
         (lambda given: vmf.mean_resultant_length(given, unbiased=True), "samples"),
         (lambda given: Embeddings(given, *[torch.ones(2)] * 3), "mean"),

@@ -334,9 +334,15 @@ def _expansion_derivatives() -> list[np.ndarray]:
 class _Derivative(torch.autograd.Function):
     """A_D'. Its derivative raises an error; otherwise autograd would return 0."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
+    def forward(kappa: Tensor, dimension: int) -> Tensor:
         return _evaluate(dimension, kappa).derivative
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing to save."""
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> None:
@@ -346,12 +352,17 @@ class _Derivative(torch.autograd.Function):
 class _Ratio(torch.autograd.Function):
     """Differentiable A_D or 1 - A_D."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int, complement: bool) -> Tensor:
-        ctx.save_for_backward(kappa)
-        ctx.dimension, ctx.complement = dimension, complement
+    def forward(kappa: Tensor, dimension: int, complement: bool) -> Tensor:
         bessel = _evaluate(dimension, kappa)
         return bessel.complement if complement else bessel.ratio
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        kappa, ctx.dimension, ctx.complement = inputs
+        ctx.save_for_backward(kappa)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
@@ -363,12 +374,17 @@ class _Ratio(torch.autograd.Function):
 class _LogNormalizer(torch.autograd.Function):
     """Differentiable log C_D or log C_D + kappa."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, kappa: Tensor, dimension: int, scaled: bool) -> Tensor:
-        ctx.save_for_backward(kappa)
-        ctx.dimension, ctx.scaled = dimension, scaled
+    def forward(kappa: Tensor, dimension: int, scaled: bool) -> Tensor:
         value: Any = _evaluate(dimension, kappa, normalizer=True).log_normalizer_scaled
         return value if scaled else value - kappa
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        kappa, ctx.dimension, ctx.scaled = inputs
+        ctx.save_for_backward(kappa)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:

@@ -243,3 +243,12 @@ class TestErrors:
     def test_max_kappa(self, max_kappa: float) -> None:
         with pytest.raises(ValueError, match="max_kappa must be positive and finite"):
             kappa_from_resultant(torch.tensor(0.5), 3, max_kappa=max_kappa)
+
+
+@pytest.mark.parametrize("dimension", [2, 64])
+@pytest.mark.parametrize("function", [bessel_ratio, bessel_ratio_complement, log_normalizer])
+def test_the_transforms_of_torch_func_give_the_gradients_of_autograd(function, dimension):
+    kappa = torch.tensor([0.0, 0.5, 20.0, 1e6], dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(function(dimension, kappa).sum(), kappa)
+    assert torch.equal(torch.func.grad(lambda kappa: function(dimension, kappa).sum())(kappa.detach()), expected)
+    assert_close(torch.func.jacrev(lambda kappa: function(dimension, kappa))(kappa.detach()), expected.diag())

@@ -38,7 +38,16 @@ def _as_tensors(inputs: Any) -> Any:
         return {name: _as_tensors(value) for name, value in inputs.items()}
     if hasattr(inputs, "to_numpy"):
         inputs = np.array(inputs)  # a copy, because pandas gives arrays that are read-only
-    return torch.from_numpy(as_native(inputs)) if isinstance(inputs, np.ndarray) else inputs
+    if not isinstance(inputs, np.ndarray):
+        return inputs
+    if inputs.dtype == object and inputs.ndim == 1 and len(inputs):  # a column of rows
+        inputs = np.stack([*inputs])
+    try:
+        return torch.from_numpy(as_native(inputs))
+    except TypeError:
+        raise ValueError(
+            f"inputs must be numbers, got an array of type {inputs.dtype}: leave out columns of other values"
+        ) from None
 
 
 def _is_array(value: Any) -> bool:

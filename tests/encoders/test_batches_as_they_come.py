@@ -112,10 +112,19 @@ def test_tables_of_pandas_are_inputs() -> None:
     encoder = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7)
     table, column = pandas.DataFrame(features.numpy(), index=range(40, 0, -1)), pandas.Series(labels.numpy())
     expected = encoder.embed(features).kappa
-    for inputs in (table, [table], (table, column), [(table, column)]):
+    rows = pandas.Series([*features.numpy()])
+    for inputs in (table, [table], (table, column), [(table, column)], rows, rows.to_numpy()):
         assert torch.equal(encoder.embed(inputs).kappa, expected)
     for held_out in ((table, column), (features, column), [(table, column)]):
         assert lam.evaluate(encoder, held_out).metrics == lam.evaluate(encoder, (features, labels)).metrics
+
+
+def test_a_table_with_names_is_refused_with_what_to_do() -> None:
+    pandas = pytest.importorskip("pandas")
+    encoder = lam.fit_features(torch.randn(40, 5), torch.arange(40) % 4, torch.eye(3, 5), margin=0.7)
+    for inputs in (pandas.DataFrame(torch.randn(4, 5).numpy()).assign(name="a"), pandas.Series(["a", "b"])):
+        with pytest.raises(ValueError, match="inputs must be numbers, got an array of type .*: leave out columns"):
+            encoder.embed(inputs)
 
 
 @pytest.mark.parametrize("inputs", [[[0.0] * 5] * 3, {"features": torch.zeros(3, 5)}])

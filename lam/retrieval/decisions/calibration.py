@@ -27,7 +27,7 @@ from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.scores import scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
-from lam.utils.checks import check_share
+from lam.utils.checks import check_share, check_tensor
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 STALE_BEYOND = 0.2
@@ -277,6 +277,9 @@ class Calibration:
         Raises:
             ValueError: if queries and evidence differ in number, or a dimension is not the calibration's.
         """
+        for name, values in (("features", features), ("labels", labels)):
+            if values is not None:
+                check_tensor(name, values)
         for name, rows in (("hits", hits), ("features", features)):
             if rows is not None and len(rows) != len(queries):
                 raise ValueError(f"{name} and queries must be equal in number, got {len(rows)} and {len(queries)}")

@@ -43,7 +43,7 @@ def judge(
     labels: Any = None,
     *,
     gallery_size: int,
-    features: Float[Tensor, "Q P"] | None = None,
+    features: Any = None,
 ) -> SearchDecisions:
     """Decisions on Q queries from the hits of any vector store.
 
@@ -54,7 +54,7 @@ def judge(
         labels: (Q, K) labels of the hits, lists, an array or a table of strings, "" for a hit without a label; None for
             a store without labels.
         gallery_size: number of items in the store now.
-        features: (Q, P) features of the queries, for more scores.
+        features: (Q, P) features of the queries, a tensor, an array or lists, for more scores.
 
     Raises:
         ValueError: for scores that are not sorted cosines, queries that are not unit vectors, lists of different
@@ -75,6 +75,7 @@ def judge(
     embeddings = _embeddings(queries)
     cosines = _cosines(scores, len(embeddings))
     numbers = None if labels is None else _numbers(labels, tuple(cosines.shape))
+    features = None if features is None else _rows("features", features)
     check_at_least("gallery_size", gallery_size, cosines.shape[1])
     hits = Hits(torch.arange(cosines.shape[1]).expand(cosines.shape), cosines, torch.ones_like(cosines))
     return calibration.decide(hits, embeddings, features=features, labels=numbers, gallery_size=gallery_size)

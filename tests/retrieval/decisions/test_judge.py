@@ -67,7 +67,8 @@ def test_decisions_on_plain_values_are_those_of_the_index(kind: str) -> None:
     if kind == "tables":
         labels = pytest.importorskip("pandas").DataFrame(labels, index=range(5, 55))
     plain: Any = {"tensors": lambda x: x, "arrays": Tensor.numpy, "lists": Tensor.tolist, "tables": table}[kind]
-    got = judge(calibration(), (plain(queries.mean), plain(queries.kappa)), plain(scores), labels, gallery_size=G)
+    asked, features = (plain(queries.mean), plain(queries.kappa)), plain(queries.mean)
+    got = judge(calibration(), asked, plain(scores), labels, gallery_size=G, features=features)
     assert got.decision == expected.decision
     assert set(got.decision) >= {"match", "unknown"}
     torch.testing.assert_close(got.probability, expected.probability, atol=1e-5, rtol=0)
@@ -203,3 +204,16 @@ def test_arguments_of_another_kind_are_an_error() -> None:
         calibrate_vectors(queries, words, queries.mean, words, wrong)
     with pytest.raises(ValueError, match=r"must lie in \(0, 1\), got 1.5"):
         Choices(share=1.5)
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("name", ["features", "labels"])
+def test_a_decision_names_the_evidence_that_is_no_tensor(name: str) -> None:
+    stored, _ = gallery()
+    queries, _ = items(5, 3)
+    index = Index(D)
+    index.add(stored, torch.arange(G))
+    found = index.search(queries, 50)
+    arrays: Any = {"features": queries.mean.numpy(), "labels": found.ids.numpy()}
+    with pytest.raises(ValueError, match=rf"{name} must be a tensor, got ndarray: give torch.as_tensor\({name}\)"):
+        calibration().decide(found, queries, **{name: arrays[name]})

@@ -66,5 +66,5 @@ def spread(count: int) -> list[int]:
 def _number(parts: Iterable[Tensor]) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        digest.update(part.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return int.from_bytes(digest.digest()) >> 1

@@ -87,6 +87,19 @@ def test_arrays_are_read_as_tensors() -> None:
         assert torch.equal(encoder.embed(batch).kappa, expected)
 
 
+@pytest.mark.filterwarnings("ignore:the held-out items contain")
+def test_arrays_by_column_are_read_as_those_by_row() -> None:
+    inputs, labels = make_batches(1, N=64)[0]
+    by_column = inputs.T.contiguous().T
+    encoder, expected = (
+        lam.fit(make_network(), [(each, labels)], margin=0.7, progress=False) for each in (by_column, inputs)
+    )
+    assert encoder.trained_on == expected.trained_on
+    encoder.learn_ambiguity([(by_column, labels)])
+    expected.learn_ambiguity([(inputs, labels)])
+    assert torch.equal(encoder.embed(by_column).kappa, expected.embed(inputs).kappa)
+
+
 @pytest.mark.parametrize("first", [0, 100])
 def test_labels_of_pandas_are_read_by_position(first: int) -> None:
     pandas = pytest.importorskip("pandas")

@@ -205,8 +205,9 @@ def targets_of(items: Tensor, targets: Any) -> Tensor:
 
 
 def as_native(array: np.ndarray) -> np.ndarray:
-    """An array in this machine's byte order, the only one that torch reads."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    """An array in this machine's byte order and with strides of at least 0; torch reads no others."""
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array.copy() if min(array.strides, default=0) < 0 else array
 
 
 def check_label_vector(labels: Tensor) -> None:

@@ -85,6 +85,10 @@ def test_arrays_are_read_as_tensors() -> None:
     expected = encoder.embed(batches[0][0]).kappa
     for batch in (arrays[0][0], arrays[0], {"x": arrays[0][0]}, arrays[0][0].astype(">f4")):
         assert torch.equal(encoder.embed(batch).kappa, expected)
+    backwards = [tuple(array[::-1].copy()[::-1] for array in batch) for batch in arrays]  # in memory, not in order
+    assert torch.equal(
+        lam.fit(make_network(), backwards, margin=0.7, progress=False).embed(backwards[0]).kappa, expected
+    )
 
 
 @pytest.mark.filterwarnings("ignore:the held-out items contain")

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.pairs.pairs import as_native
 from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration
@@ -162,7 +163,7 @@ def _plain(mean: Tensor, kappa: Tensor) -> Embeddings:
 def _tensor(values: Any) -> Tensor:
     if hasattr(values, "to_numpy"):  # pandas: torch would look up rows by index labels
         values = np.stack([*values.to_numpy()])
-    return torch.as_tensor(values)
+    return torch.as_tensor(as_native(values) if isinstance(values, np.ndarray) else values)
 
 
 def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:

@@ -54,7 +54,17 @@ def table(values: Tensor) -> Any:
     return kind(values.numpy(), index=range(5, 5 + len(values)))
 
 
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "lists", "tables"])
+def swapped(values: Tensor) -> Any:
+    """An array in the byte order of other machines."""
+    return values.numpy().astype(values.numpy().dtype.newbyteorder())
+
+
+def backwards(values: Tensor) -> Any:
+    """An array whose rows lie in memory from last to first."""
+    return values.flip(0).numpy()[::-1]
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "swapped", "backwards", "lists", "tables"])
 def test_decisions_on_plain_values_are_those_of_the_index(kind: str) -> None:
     queries, _ = items(50, 3, classes=10)
     stored, stored_labels = gallery()
@@ -66,7 +76,14 @@ def test_decisions_on_plain_values_are_those_of_the_index(kind: str) -> None:
     scores, labels = hits(queries.mean)
     if kind == "tables":
         labels = pytest.importorskip("pandas").DataFrame(labels, index=range(5, 55))
-    plain: Any = {"tensors": lambda x: x, "arrays": Tensor.numpy, "lists": Tensor.tolist, "tables": table}[kind]
+    plain: Any = {
+        "tensors": lambda x: x,
+        "arrays": Tensor.numpy,
+        "swapped": swapped,
+        "backwards": backwards,
+        "lists": Tensor.tolist,
+        "tables": table,
+    }[kind]
     asked, features = (plain(queries.mean), plain(queries.kappa)), plain(queries.mean)
     got = judge(calibration(), asked, plain(scores), labels, gallery_size=G, features=features)
     assert got.decision == expected.decision

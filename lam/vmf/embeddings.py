@@ -50,15 +50,15 @@ class Embeddings:
     p_known: Float[Tensor, " N"] | None = None
 
     def __post_init__(self) -> None:
-        for name, values in self.rows().items():
-            check_tensor(name, values)
-        if self.mean.ndim != 2:
-            raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
         there = [name for name in _PARTS if getattr(self, name) is not None]
         if 0 < len(there) < len(_PARTS):
             raise ValueError(
                 f"kappa_epistemic, kappa_aleatoric and p_known belong together, got {', '.join(there)} alone"
             )
+        for name, values in self.rows().items():
+            check_tensor(name, values)
+        if self.mean.ndim != 2:
+            raise ValueError(f"mean must have shape (N, D), a row for each item, got {tuple(self.mean.shape)}")
         n = self.mean.shape[0]
         for name, values in self.rows().items():
             if name != "mean" and values.shape != (n,):

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.long
 _UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}", "POST /v1/feedback")
 """No random text is a filter or the id of an answer, few bodies are a change."""
 _SHARED = "POST /v1/items/batch: Allow header mismatch"  # it is also the address of an item of the id `batch`
+_REPORTED = "POST /v1/items/batch: Schema-violating request accepted"  # `on_error=good` reports each bad item in a 200
 _OF_IMAGES = ("GET /v1/items/{id}/thumbnail", "GET /v1/samples/{number}")
 
 
@@ -129,6 +130,7 @@ def conforms(described: Any, examples: int, *, without: Collection[str] = ()) ->
     """Ask so many things of each operation; no answer may break the schema, and each but some must once succeed."""
     found = asked(described, examples)
     complaints = {each for each in found.complaints if not each.startswith(_SHARED)}
+    complaints -= {each for each in complaints if each.startswith(_REPORTED) and "on_error=good" in each}
     assert not complaints, "\n\n".join(sorted(complaints))
     assert len(found.statuses) == sum(len(operations) for operations in described.raw_schema["paths"].values())
     for operation, statuses in found.statuses.items():

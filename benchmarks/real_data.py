@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -211,16 +211,10 @@ def described(listed: str, *, least: int = _LEAST_PACKAGES, most: int = _MOST_PA
         text = re.search(r"^Description(?:-en)?: (.+)$", entry, re.MULTILINE)
         if section and text and len(text[1].split()) >= 3:
             found.setdefault(text[1].strip(), section[1])
-    counts = Counter(found.values())
-    classes = sorted(section for section in counts if counts[section] >= least)
-    chosen = [(text, section) for text, section in found.items() if section in classes]
-    if not chosen:
+    described = _large_classes(found, "of the packages, by their maintainers in Debian", least=least, most=most)
+    if not described.items:
         raise MissingError(f"no section has {least} described packages: run apt-get update")
-    labels = _numbers([section for _, section in chosen], classes)
-    licence = "of the packages, by their maintainers in Debian"
-    numbers = _splits([0] * len(chosen))
-    whole = _few(Items([text for text, _ in chosen], labels, classes, licence, *numbers), {0: most})
-    return Items(whole.items, whole.labels, classes, licence)
+    return described
 
 
 def libraries(places: Places) -> Items:
@@ -241,15 +235,7 @@ def libraries(places: Places) -> Items:
                 continue
             for sentence in standard_library._documented(module):
                 found.setdefault(sentence, f"{library}.{name}")
-    counts = Counter(found.values())
-    classes = sorted(name for name in counts if counts[name] >= _LEAST_SENTENCES)
-    chosen = [(text, name) for text, name in found.items() if name in classes]
-    labels = _numbers([name for _, name in chosen], classes)
-    numbers = _splits([0] * len(chosen))
-    whole = _few(
-        Items([text for text, _ in chosen], labels, classes, "of the libraries", *numbers), {0: _MOST_SENTENCES}
-    )
-    return Items(whole.items, whole.labels, classes, "of the libraries")
+    return _large_classes(found, "of the libraries", least=_LEAST_SENTENCES, most=_MOST_SENTENCES)
 
 
 def clothes(places: Places) -> Items:
@@ -334,6 +320,15 @@ def _splits(numbers: list[int]) -> tuple[dict[str, Tensor], dict[str, list[str]]
     return {"split": torch.tensor(numbers)}, {"split": list(SPLITS)}
 
 
+def _large_classes(found: Mapping[str, str], licence: str, *, least: int, most: int) -> Items:
+    """Texts with their classes, of the classes with at least `least` texts, and at most `most` of each."""
+    counts = Counter(found.values())
+    classes = sorted(name for name in counts if counts[name] >= least)
+    chosen = {text: name for text, name in found.items() if name in classes}
+    whole = Items([*chosen], _numbers([*chosen.values()], classes), classes, licence, *_splits([0] * len(chosen)))
+    return replace(_few(whole, {0: most}), ids={}, names={})
+
+
 def _few(items: Items, most: Mapping[int, int]) -> Items:
     """At most so many items of each class in a split, drawn by seed 0; all of the splits that `most` does not name."""
     kept: list[int] = []
@@ -343,7 +338,7 @@ def _few(items: Items, most: Mapping[int, int]) -> Items:
         counts[label, split] += 1
         if label < 0 or counts[label, split] <= most.get(split, len(items.labels)):
             kept.append(index)
-    rows = torch.tensor(sorted(kept))
+    rows = torch.tensor(sorted(kept), dtype=torch.long)
     ids = {name: values[rows] for name, values in items.ids.items()}
     chosen: Any = [items.items[row] for row in rows.tolist()]
     return Items(chosen, items.labels[rows], items.classes, items.licence, ids, items.names)

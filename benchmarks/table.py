@@ -99,7 +99,7 @@ REAL_HELD_OUT = {
     "efficientnet_lite0__clothes": "clothes",
     "efficientnet_lite0__digits": "digits",
 }
-"""Cells of `real.py` that chose no default."""
+"""Cells of `real.py` that were measured last."""
 ALONE, ASIDE = "alone", "set_aside"
 OF_ALONE, OF_ASIDE = "promised_of_no_match", "promised_of_strangers"
 
@@ -313,7 +313,7 @@ def real_errors() -> list[Row]:
 
 @table
 def real_held_out() -> list[Row]:
-    """AUROC of strangers, AUSC of the first hit and calibration error, on data that chose no default."""
+    """AUROC of strangers, AUSC of the first hit and calibration error, on data that were measured last."""
     heads = ["AUROC: first cosine", "AUROC: relative Mahalanobis", "AUROC: lam's flag"]
     heads += ["AUSC: first cosine", "AUSC: probability", "ECE", "ECE by chance"]
     figures = [

@@ -197,7 +197,7 @@ def command_parser() -> argparse.ArgumentParser:
         help="abstain by this score: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
         "global_mahalanobis, radial_mahalanobis, layer_change, cosine, margin, mean_cosine, cosine_spread, votes, "
         "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, which joins several (default: the "
-        "score of the last --flag, or else the best in cross-validation)",
+        "score of the last --flag, or else combined, unless a score is far better in cross-validation)",
     )
     add(
         "--accept",

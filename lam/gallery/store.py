@@ -244,9 +244,9 @@ class ItemStore:
         return items
 
     def where(self, where: Filter) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
-        """Keys and labels of the items that pass, by rising key; if there are none, also the fields that no item has.
+        """Keys and labels of the items that pass, by rising key; without such items, also the unknown fields.
 
-        A slow filter is refused as `busy`.
+        No item of the gallery has an unknown field. A slow filter is refused as `busy`.
         """
         with self._scan() as lister:
             query = f"SELECT key, label FROM items WHERE {where.sql.text} ORDER BY key"

@@ -27,8 +27,8 @@ class CalibrationOptions:
     Attributes:
         targets: error rates by name; missing names have default rates. A default rate that the data are too few to
             bound rises to the least possible rate, with a warning.
-        flag: score that flags a query as a stranger, from `lam.retrieval.decisions.flags.FLAGS`; by default the score
-            that best separates strangers from known queries in cross-validation.
+        flag: score that flags a query as a stranger, from `lam.retrieval.decisions.flags.FLAGS`; by default `combined`,
+            unless a single score detects strangers far better in cross-validation (see `OodDetector.best`).
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
         gallery: `index` searches the labelled items of the run's gallery; `held-out` searches one half of the

@@ -168,8 +168,8 @@ class Choices:
 
     Attributes:
         targets: the error rates.
-        flag: the score that flags queries, one of `lam.retrieval.decisions.flags.FLAGS`; by default the best separator
-            of strangers in cross-validation.
+        flag: the score that flags queries, one of `lam.retrieval.decisions.flags.FLAGS`; by default
+            `OodDetector.best`.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
         of_strangers: whether to bound false accepts of strangers, instead of calibration queries without their matches.

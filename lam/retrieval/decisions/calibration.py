@@ -302,7 +302,7 @@ class Calibration:
         """Whether embeddings are flagged without a search, by a flag that needs no hits.
 
         Raises:
-            ValueError: if the flag needs features and there are none.
+            ValueError: if the flag needs features, but `features` is None.
         """
         scores, flag = self._scores(embeddings, features=features), self.flag_without("hits")
         return self.detector.ood_score(flag, scores) > self._flags_above[flag]

@@ -19,7 +19,7 @@ _IMAGES = {b"\xff\xd8": "image/jpeg", b"\x89PNG": "image/png", b"RIFF": "image/w
 
 
 class ServiceError(Exception):
-    """A failed request: its HTTP `status` (None without an answer), and what the service would have `allowed`."""
+    """A failed request: its HTTP `status` (None without an answer), and what the service allows (`allowed`)."""
 
     def __init__(self, status: int | None, message: str, allowed: Any = None, request_id: str | None = None) -> None:
         what = f"{'no answer' if status is None else status}: {message}"

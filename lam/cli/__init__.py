@@ -44,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _execute(arguments: list[str]) -> int:
     takes_settings = bool(arguments) and arguments[0] in CONFIGURED
     parsed, rest = command_parser().parse_known_args(_attach_values(arguments) if takes_settings else arguments)
-    if takes_settings:  # argparse takes a setting with a space in it for a positional argument
+    if takes_settings:  # argparse reads a setting with a space in it as a positional argument
         rest += [word for word in parsed.config if word.startswith("--")]
         parsed.config = [word for word in parsed.config if not word.startswith("--")]
         if not parsed.config and parsed.command != "demo":
             command_parser().error("say what to run, such as digits laplace_posthoc")
     if parsed.command == "index" and parsed.folder is None and len(rest) == 1 and not rest[0].startswith("-"):
-        parsed.folder = rest.pop()  # argparse takes an optional positional only beside the one before it
+        parsed.folder = rest.pop()  # argparse accepts an optional positional only directly after another positional
     if rest and not takes_settings:
         command_parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
@@ -86,7 +86,7 @@ def _load_plugins(files: Sequence[str]) -> None:
 
 
 def _attach_values(arguments: list[str]) -> list[str]:
-    """Write `--name value` as `--name=value`, or argparse would take the value for a positional argument."""
+    """Join `--name value` to `--name=value`, because argparse would read the value as a positional argument."""
     joined: list[str] = []
     for argument in arguments:
         last = joined[-1] if joined else ""

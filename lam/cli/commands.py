@@ -26,7 +26,7 @@ HEADLINES = {
     "is the first hit right?": ("ausc", "ece"),
     "is it out of distribution?": ("auroc", "auprc"),
 }
-"""The metrics that commands print; `metrics.json` and the report hold all of them."""
+"""The metrics that commands print; `metrics.json` and the report hold all metrics."""
 _NO_STRANGERS = (
     "not measured: the separation of strangers from known queries, as there are neither outsiders (--data.ood) nor "
     "held-out classes to search for (--data.strangers)"
@@ -83,7 +83,7 @@ def _number(value: Any) -> str:
 
 
 def _print_metrics(texts: Mapping[str, str]) -> None:
-    """Print the headline metrics of the encoder's own score in groups; `texts` holds values by key."""
+    """Print the headline metrics in groups, without metrics of further scores; `texts` holds values by key."""
     from lam.retrieval.metrics.registry import Key
 
     keys = [Key.parse(key) for key in texts]
@@ -178,7 +178,7 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
-    """How to treat unreadable image files; with an output, their list is written beside the output."""
+    """Options for damaged image files; if there is an output, a list of these files is written beside it."""
     from lam.gallery.damaged import DamagedFiles
 
     if output is None:
@@ -188,7 +188,7 @@ def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
 
 
 def _columns(words: Sequence[str] | None) -> Any:
-    """The columns in words `NAME=COLUMN`; None without words."""
+    """The `Columns` from arguments `NAME=COLUMN`; None without arguments."""
     from lam.datasets.texts import Columns
 
     if words is None:
@@ -202,7 +202,7 @@ def _columns(words: Sequence[str] | None) -> Any:
 
 
 def _record(kind: type[Record], parsed: argparse.Namespace) -> Record:
-    """A record of options with the values of a command; an option without a value has its default."""
+    """A record filled with a command's values; options that the command leaves out have their defaults."""
     names = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]
     return kind(**{name: value for name, value in vars(parsed).items() if name in names and value is not None})
 
@@ -352,7 +352,7 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _named_runs(words: Sequence[str]) -> dict[str, Path]:
-    """Folders of runs by name, from words `RUN` or `NAME=RUN`."""
+    """Folders of runs by name, from arguments `RUN` or `NAME=RUN`."""
     from lam.runs.folder import run_at
 
     runs: dict[str, Path] = {}

@@ -13,8 +13,8 @@ The other layout has a development kit, at the root or in torchvision's folder s
 
 Source: J. Krause, M. Stark, J. Deng and L. Fei-Fei (2013).
 
-Bounding boxes are ignored, and so is the authors' split, because it divides every class. Tested on generated files in
-these layouts, not on the original files.
+Bounding boxes are ignored. So is the authors' split, because both of its parts hold every class. Tested on generated
+files in these layouts, not on the original files.
 """
 
 from collections.abc import Iterator

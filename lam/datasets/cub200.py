@@ -7,8 +7,8 @@
 
 Source: C. Wah, S. Branson, P. Welinder, P. Perona and S. Belongie (2011).
 
-As in Warburg et al. (2023), images are not cropped to bounding boxes. The authors' split is ignored, because it
-divides every class. Tested on generated files in this layout, not on the original files.
+As in Warburg et al. (2023), images are not cropped to bounding boxes. The authors' split is ignored, because both of
+its parts hold every class. Tested on generated files in this layout, not on the original files.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The user's photographs of places: a folder of images and a table of their positions.
 
-The table is places.csv in the folder. Its first line names the columns; columns other than these are ignored:
+The table is places.csv in the folder. Its first line names the columns; all columns except these are ignored:
 
     path                    image file, relative to the folder
     x, y                    position in metres, or
@@ -48,7 +48,7 @@ def splits(
     """Photographs of places in three splits, as in the column `split`.
 
     Without this column, each area is cut across its longest side into strips for training, validation and testing, in
-    this order. So few places are in two splits.
+    this order. Then only few places are in two splits.
 
     Args:
         csv: the table, relative to the folder `root`; see `Table.read`.

@@ -42,7 +42,7 @@ class SmallImages:
         source: name of the data set, and how to get it.
         classes: names of the classes.
         files: names of the files of each published split.
-        below: sub-folders of a root that may hold the files instead.
+        below: sub-folders of a root that are searched for the files, too.
         read: maps the files of a split to images (N, C, H, W) and labels (N,).
         fetch: downloads the files of a split ("train" or "test") to a folder.
     """

@@ -63,7 +63,7 @@ class Splits:
 
 
 def note_like_names(classes: Iterable[str], source: object) -> None:
-    """Warn, by a `Note`, of class names that differ only in case or blanks, or as numbers (1 and 1.0)."""
+    """Warn, by a `Note`, of class names that are equal up to case and blanks, or as numbers (1 and 1.0)."""
     groups: dict[str, list[str]] = {}
     for name in classes:
         plain = " ".join(name.casefold().split())
@@ -112,7 +112,7 @@ def carve_missing(
 def _carve_matched(
     dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
 ) -> tuple[Items, ...] | None:
-    """Subsets of these shares, each with matches inside it, and then the rest; None if items are too few."""
+    """A subset for each share, whose items have matches in it, and then the rest; None if items are too few."""
     classes, counts = dataset.labels.unique(return_counts=True)
     classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
     n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
@@ -140,7 +140,7 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
 
 
 def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove and return pairs of positions, each from the largest remaining class, but no class twice in a row."""
+    """Remove and return positions, two of one class in each turn: the largest class, except the last turn's class."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))

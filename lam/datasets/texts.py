@@ -309,7 +309,7 @@ def _read(
 
 
 def _queries_of(table: Table, columns: Columns) -> Columns:
-    """The columns, or the default columns if the table lacks the queries' column but has a default one."""
+    """The columns; the default columns if the table lacks the named column of queries but has a default one."""
     named = columns.query
     if named is None or named in table or not {"text", "question"} & {name.lower() for name in table.columns}:
         return columns

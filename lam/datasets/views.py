@@ -50,7 +50,7 @@ class _ViewsOfImages:
 
 
 class _PlainViews:
-    """Random views of images in a data set of another class, such as a list of images with targets."""
+    """Random views of images in a data set that is no `Dataset`, such as a list of images with targets."""
 
     def __init__(self, dataset: Any, options: AugmentationOptions) -> None:
         self._dataset, self._options = dataset, options
@@ -105,7 +105,7 @@ class TwoViews(_ViewsOfImages):
 
 
 class ViewsOfKinds(_ViewsOfImages):
-    """A data set of one view of every image for each kind of augmentation; a view has the image's target.
+    """A data set that holds, for each kind of augmentation, one view of every image; a view has the image's target.
 
     A batch holds all images in the first kind, then all in the second kind, and so on. The data set's own augmentation
     is ignored.

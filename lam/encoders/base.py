@@ -59,7 +59,7 @@ class Prediction:
 
 
 Predictor = Callable[[Any, int], Prediction]
-"""Function from a batch of inputs, and the position of the first input in the pass, to a prediction."""
+"""Maps a batch of inputs, and the position of its first input in the pass, to a prediction."""
 
 Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject typing.Self
 
@@ -67,13 +67,13 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 class Encoder(ABC):
     """Map inputs to embeddings, each with a concentration κ.
 
-    Threads may share encoders: a process runs one network at a time, because each pass adds hooks and changes modes.
-    Do not train a network while another thread uses it.
+    Threads may share encoders. A process runs one network at a time, because each pass adds hooks and changes modes. Do
+    not train a network while another thread uses it.
 
     Attributes:
         kind: name of the class for `lam.load`.
         has_kappa: whether κ is informative; for an encoder without uncertainty, only after `learn_ambiguity`.
-        keeps: names of the constructor arguments that are attributes and that `save` writes.
+        keeps: names of the constructor arguments that are stored as attributes; `save` writes these.
         ambiguity: model of κ_a and p_known (see `learn_ambiguity`); None until it is learnt.
 
     Args:
@@ -145,7 +145,7 @@ class Encoder(ABC):
         """Move the encoder's network and tensors to a device, in place.
 
         Raises:
-            ValueError: for a dtype; half precision would destroy the curvature of a posterior.
+            ValueError: if `device` is a dtype; half precision would destroy the curvature of a posterior.
         """
         if isinstance(device, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
@@ -188,11 +188,11 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> tuple[Prediction, Tensor]:
-        """Prediction for batches (inputs, targets), and the targets on the device of the features.
+        """Two results for batches (inputs, targets): the prediction, and the targets on the device of the features.
 
         Args:
             loader: batches, each with labels or positions.
-            purpose: the work that needs targets, for the error message about a batch without targets.
+            purpose: what needs the targets; the error about a batch without targets names it.
             n_samples, joint, progress: as in `predict`.
 
         Raises:

@@ -51,7 +51,7 @@ def _as_tensors(inputs: Any) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value is a tensor, an array, or a table or column of pandas, whose items would be names of columns."""
+    """Whether a value is a tensor, an array, or a table or column of pandas; a table iterates over column names."""
     return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 

@@ -41,13 +41,13 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Args:
         folder: folder of the encoder.
-        network: a network of the same architecture, if lam cannot rebuild it by name; takes the saved weights and
-            their types.
+        network: a network of the same architecture, if lam cannot rebuild it by name; the saved weights and their types
+            replace its own.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
         ValueError: for a missing network, an unknown kind, a folder that lam did not write, or a `network` that is no
-            module, has other tensors or shapes, or repeats a member.
+            module, has other tensors or shapes, or holds one member of an ensemble twice.
     """
     if not isinstance(network, nn.Module | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(

@@ -21,7 +21,7 @@ def item_hashes(inputs: Any, targets: Any = None) -> list[int]:
 
     Args:
         inputs: the batch.
-        targets: a target for each item; without targets, the longest tensor of a dictionary has a row for each item.
+        targets: a target for each item; without targets, the items of a dictionary are the rows of its longest tensor.
 
     Example:
         >>> batch = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])

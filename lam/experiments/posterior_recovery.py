@@ -54,7 +54,8 @@ class PosteriorRecovery(Experiment):
     μ(x). `infonce` learns only directions.
 
     The source accepts positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
-    the density's normaliser. For close latents, it is flat: with random negatives, κ̂ is half of κ and out of order.
+    the density's normaliser. For close latents, this probability is flat: with random negatives, κ̂ is half of κ and
+    misorders items.
 
     Attributes:
         dimension: D of inputs and latents.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lam.gallery.remote_index import RemoteIndex
 
 _LOG = logging.getLogger(__name__)
-_KEPT = 16  # filters with their items in memory
+_KEPT = 16  # number of filters whose items stay in memory
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,8 +29,8 @@ def nearest_by_label(
     """The nearest `size` items of each of the `n_groups` nearest labels, best first; unlabelled items are left out.
 
     `search(k, among)` returns the k nearest hits of the query among the keys `among`, or among all keys for None. Each
-    deeper search leaves out labels that already have `size` items. With `n_groups * size` hits, it completes a label or
-    finds `n_groups` labels, so the loop ends.
+    deeper search leaves out labels that already have `size` items. A search for `n_groups * size` hits completes a
+    label or finds `n_groups` labels, so the loop ends.
     """
     groups: dict[int, list[Place]] = {}
     ranks: dict[int, int] = {}

@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 class LocalIndex:
     """The items of a store in a FAISS index; any thread may search while one thread applies changes.
 
-    An index other than flat is saved in the folder `cache`. Items of another dimension raise a `ValueError`.
+    An index that is not flat is saved in the folder `cache`. Items of another dimension raise a `ValueError`.
 
     Attributes:
         recall: recall against an exact search, measured at the start; None for exact searches or below two items.

@@ -93,7 +93,7 @@ class ItemStore:
 
     @property
     def is_immutable(self) -> bool:
-        """Whether the file cannot change: its folder is read-only and holds no log, which `immutable` would ignore."""
+        """Whether the file cannot change: its folder is read-only and holds no log (`immutable` ignores a log)."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:

@@ -148,7 +148,7 @@ def _items(
 def _checked(
     features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """The result of `outputs` in the curvature's working type, and the pairs or candidates; all inputs are checked."""
+    """Features, directions and lengths of outputs, and the pairs or candidates, after a check of all inputs."""
     check_layer(features, weight, bias)
     if len(features) and not features.any():
         raise ValueError(_ALL_ZERO)

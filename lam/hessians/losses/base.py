@@ -21,7 +21,7 @@ Same = TypeVar("Same", bound="Curvature")
 class Curvature(ABC):
     """The curvature of a loss with respect to the outputs f = r n of a network, with the length r and direction n of f.
 
-    A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`. Structures other than `Diagonal`
+    A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`. All structures except `Diagonal`
     also need `matrices`. The total curvature h is a weighted sum of T terms; by default, one term sums over all items.
 
     Attributes:

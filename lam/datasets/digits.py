@@ -45,7 +45,7 @@ def held_out(*, like: Dataset) -> TensorImages:
 
 
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
-    """A random grey patch (1, 8, 8) for each item of `like`, from two photographs in scikit-learn, the labels."""
+    """A random grey patch (1, 8, 8) for each item of `like`; its label is one of two photographs in scikit-learn."""
     from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     generator = torch.Generator().manual_seed(seed)

@@ -35,7 +35,7 @@ class Related(ABC):
 
     @abstractmethod
     def positive_blocks(self, size: int) -> Sequence[Tensor]:
-        """Blocks that cover the positive pairs: each holds the items (n,) of a class, or up to `size` pairs (n, 2)."""
+        """Blocks that cover the positive pairs: (n,) items of one class each, or ≤ `size` unordered pairs (n, 2)."""
 
 
 class LabelRelation(Related):

@@ -218,7 +218,7 @@ def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
     (0.3, 0.3, 1.25, 0.65, 14.0, 12.0, 0.8),
 )
 def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generator) -> Tensor:
-    """Adds flakes. `strength` is their mean, deviation, zoom, least value, reach and blur, and the image's share."""
+    """Adds flakes. `strength` holds their mean, deviation, zoom, least value, reach, blur, and the image's weight."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
     flakes = mean + deviation * filters.normal((len(images), 1, *images.shape[-2:]), images, generator)
     flakes = filters.zoom(flakes, enlargement)

@@ -48,7 +48,7 @@ class Judgement:
         return [{**same, "probability": probability} for probability in self.probabilities]
 
     def is_shown(self, on_unknown: OnUnknown) -> bool:
-        """Whether to return the hits; may raise `UnknownQueryError` for a decision other than `match`."""
+        """Whether to return the hits; if the decision is not `match`, "raise" raises an `UnknownQueryError`."""
         if self.decision == "match" or on_unknown == "return":
             return True
         if on_unknown == "raise":
@@ -93,12 +93,13 @@ def judge_each(
     """The decision on a query, and P(right) of each of its first k hits.
 
     All hits of a label have the same P(right). For the label of the first hit, P(right) is the calibrated probability.
-    A later label is right only if all earlier labels are wrong. So its P(right) is 1 − Σ P(right) over earlier labels,
-    times the calibrated probability of a search without their hits. A hit without a label counts as a label of its own.
+    A later label is right only if all earlier labels are wrong. So its P(right) has two factors: 1 − Σ P(right) over
+    the earlier labels, and the calibrated probability of a search without the hits of these labels. A hit without a
+    label counts as a label of its own.
 
     Args:
         calibration: calibration of the encoder on the gallery.
-        cosines: (N,) cosines of the hits, best first: 50 or more, or all of the gallery.
+        cosines: (N,) cosines of the hits, best first: at least 50 hits, or all items of the gallery.
         labels: N labels of the hits, empty for a hit without a label.
         k: number of hits to judge.
         gallery_size: number of items in the gallery; None for N.

@@ -96,13 +96,13 @@ class LamVectorStore(VectorStore):
         return self._memory.get(ids)
 
     def similarity_search_with_score(self, query: str, k: int = 4, *, filter: Filter = None) -> Any:
-        """The nearest documents that a filter keeps, with their cosines."""
+        """The nearest documents that pass the filter, with their cosines."""
         return self.similarity_search_with_score_by_vector(self._embedding.embed_query(query), k, filter=filter)
 
     def similarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = 4, *, filter: Filter = None
     ) -> list[tuple[Document, float]]:
-        """The documents nearest to an embedding that a filter keeps, with their cosines."""
+        """The documents that pass the filter and are nearest to an embedding, with their cosines."""
         check_at_least("k", k, 1)
         documents, cosines, _ = self._memory.ranked(torch.tensor(embedding), filter)
         return list(zip(documents[:k], cosines[:k].tolist(), strict=True))
@@ -134,7 +134,7 @@ class LamVectorStore(VectorStore):
         return [documents[place] for place in chosen]
 
     def judge(self, query: str, k: int = 4, *, filter: Filter = None) -> tuple[Judgement, list[Document]]:
-        """The decision on a query, with P(right) of its k nearest documents, and these documents."""
+        """A `Judgement` (the decision, and P(right) of the k nearest documents), and these documents."""
         embedding = self._embedding
         if self._calibration is None or not isinstance(embedding, LamEmbeddings):
             raise ValueError(

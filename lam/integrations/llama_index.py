@@ -1,4 +1,4 @@
-"""LlamaIndex: a postprocessor that scores nodes by P(right); nodes and embeddings of a run for an index."""
+"""LlamaIndex: a postprocessor that scores nodes by P(right); and a run's texts and encoder, to build an index."""
 
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ class LamPostprocessor(BaseNodePostprocessor):
 
 
 def open_run(folder: str | Path, **options: Any) -> tuple[list[TextNode], LamEmbedding, LamPostprocessor]:
-    """The texts of a run's gallery as nodes with embeddings, the `embed_model` of an index, and the postprocessor.
+    """Nodes (the gallery's texts with embeddings), the `embed_model` for an index of them, and the postprocessor.
 
     A run on images, or without calibration, raises a `ValueError`. `options` are options of `LamPostprocessor`.
     """

@@ -34,7 +34,7 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
         options: `n_samples`, as in `BayesianEncoder.export`.
 
     Raises:
-        ValueError: as `BayesianEncoder.export`, for another encoder, and for a network with operators that ONNX lacks.
+        ValueError: as `BayesianEncoder.export`; also for an encoder of another class, or operators that ONNX lacks.
     """
     if not isinstance(encoder, BayesianEncoder):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"export takes a BayesianEncoder, such as lam.fit returns, got {type(encoder).__name__}")

@@ -54,7 +54,7 @@ class QdrantGallery:
         exact: whether to search exactly; a search by Qdrant's graph may miss hits, and needs a recall@50 above 0.95.
 
     Raises:
-        ValueError: for a missing collection or vector, or a distance other than Cosine.
+        ValueError: for a missing collection or vector, or a distance that is not Cosine.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Loss(ABC):
 
     @without_autocast()
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
-        """Loss of a batch; lower is better. Without pairs, as when a miner chose none, it is zero.
+        """Loss of a batch; lower is better. It is zero without pairs, for example if a miner chose no pair.
 
         Args:
             embeddings: (N, D) unit rows; half precision is widened to float32.
@@ -148,7 +148,7 @@ def settings_of(loss: Loss) -> dict[str, Any]:
 
 
 def as_settings(learned: Mapping[str, Sequence[float]]) -> dict[str, float | tuple[float, ...]]:
-    """Learned values as settings: a number for a list of one, else a tuple."""
+    """Learned values as settings: a single value as a number, several values as a tuple."""
     return {name: values[0] if len(values) == 1 else tuple(values) for name, values in learned.items()}
 
 

@@ -1,4 +1,4 @@
-"""MCInfoNCE: InfoNCE over samples of the items' distributions, which become posteriors of latent variables."""
+"""MCInfoNCE: InfoNCE over samples, which makes each item's distribution the posterior of a latent variable."""
 
 from typing import Any
 

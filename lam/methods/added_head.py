@@ -80,7 +80,8 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
     """A float32 layer from features (N, P) to their first D principal components, scaled to more equal variances.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ and b = −W m. m is the mean of the features, U and λ are the eigenvectors and eigenvalues
-    of their covariance, and λ̄ is the mean of λ. λ̄ keeps noise in directions of little variance small.
+    of their covariance, and λ̄ is the mean of λ. Without λ̄, the layer would magnify noise in directions of little
+    variance.
     """
     width = features.shape[1]
     D = dimension_of(width, dimension)

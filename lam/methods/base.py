@@ -76,7 +76,7 @@ class Method(ABC):
         """
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Reject a network, data set or start that `train` cannot use, before any work; arguments as in `train`."""
+        """Before any work, reject a network, data or start weights that `train` cannot use; arguments as in `train`."""
         self.check_start(pretrained=training.pretrained)
         if not training.pretrained and _can_learn(network):
             check_data(dataset, training)
@@ -132,7 +132,7 @@ class Method(ABC):
     def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place. An already trained network, or one without trainable weights, only changes device.
+        """Train a network in place; a trained network, or one without trainable weights, is only moved to the device.
 
         Returns:
             The history of the training under the key `network`; empty if nothing was trained.

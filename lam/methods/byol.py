@@ -21,8 +21,8 @@ from lam.methods.views import ViewsMethod
 class Byol(ViewsMethod):
     """Train by the distance of each view's prediction from the other view's target.
 
-    A target is the embedding by a copy of the network. Before each training pass, the copy's weights ξ follow the
-    network's weights θ: ξ ← m ξ + (1 − m) θ. In the source, m grows to 1. Checkpoints hold the copy; encoders do not.
+    A copy of the network computes the targets. Before each training pass, the copy's weights ξ follow the network's
+    weights θ: ξ ← m ξ + (1 − m) θ. In the source, m grows to 1. Checkpoints hold the copy; encoders do not.
 
     Attributes:
         predictor: units of the predictor's hidden layer; the encoder has no predictor.

@@ -76,7 +76,7 @@ class ConcentrationMethod(HeadMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
-        In phases, an already trained network stays as it is; for other `kappa`, it is trained further.
+        In phases, an already trained network stays as it is; with other values of `kappa`, it is trained further.
         """
         network = unwrapped(network)
         path = head_of(network, dataset)
@@ -118,7 +118,8 @@ class DistributionNetwork(nn.Module):
     """The modules that are trained together: a network, the κ head on its features, and the loss.
 
     Args:
-        network, head: a network that ends in a linear layer, normalised or not, and the layer's path.
+        network: a network that ends in a linear layer; a normalisation may follow.
+        head: path of this layer.
         kappa_head: maps the inputs of that layer to κ (N,); if None, κ is the length of the layer's output.
         loss: a loss on distributions.
         start: fixed κ of all items; None to learn κ.

@@ -45,7 +45,7 @@ _IMAGENET_CLASSES = (1000, 21841, 21843)
 """Numbers of classes in ImageNet's usual subsets."""
 
 _MANY_CLASSES = 100
-"""With fewer classes, embeddings may have as many dimensions as there are classes by chance."""
+"""With fewer classes, the numbers of embedding dimensions and of classes may be equal by chance."""
 
 
 @torch.inference_mode(False)

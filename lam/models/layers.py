@@ -21,7 +21,7 @@ AT_ONCE = 1 << 26
 """Greatest number of tensor elements (256 MiB) for the items in a call of `linearised`; one item may take more."""
 
 _SHARE_OF_GPU = 10
-"""On a GPU, the limit is a tenth of the memory, because D backward passes take equally long for more items."""
+"""On a GPU, the limit is a tenth of its memory: there, D backward passes take no longer for more items."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def rows_at_once(
 
 
 def n_items(inputs: Any) -> int:
-    """Number of items in a batch; each named tensor has one row for each item."""
+    """Number of items in a batch: the rows of the tensor, or of the first tensor in a dictionary."""
     parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return next(len(part) for part in parts if isinstance(part, Tensor))
 

@@ -14,7 +14,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """O fixed directions, with which the N items of a batch form pairs instead of with each other.
+    """O fixed directions. The N items of a batch form pairs with these directions, not with each other.
 
     Attributes:
         directions: (O, D) unit vectors.
@@ -61,7 +61,7 @@ class Candidates:
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
-        """Reject candidates for a number of items other than `size`."""
+        """Reject candidates unless they are for `size` items."""
         if self.size != size:
             raise ValueError(f"candidates must be of the same {size} items, got candidates of {self.size}")
 

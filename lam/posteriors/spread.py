@@ -11,8 +11,8 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, projected_resultant
 
 LEAST_VARIANCE = 1e-20
-"""Least variance of samples, in units of the output's squared length (1 for an output of length zero). It gives samples
-of a zero output random directions; variances of posteriors are far larger."""
+"""Least variance of samples, in units of the output's squared length (1 for an output of length zero). With it, samples
+of a zero output have random directions; variances of posteriors are far larger."""
 
 
 class Spread(ABC):

@@ -43,7 +43,7 @@ class Searchable:
 
 
 def holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether every label of the gallery is a class in `images.classes` without an image, and two images share one."""
+    """Whether all gallery labels are in `images.classes`, but label no image; and two images share a class."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}

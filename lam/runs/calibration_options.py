@@ -25,22 +25,22 @@ class CalibrationOptions:
     """Options of calibrating a run.
 
     Attributes:
-        targets: error rates by name; missing names have default rates. A default rate that the data are too few to
-            bound rises to the least possible rate, with a warning.
+        targets: error rates by name; missing names have default rates. If the data are too few to bound a default rate,
+            it rises to the least possible rate, with a warning.
         flag: score that flags a query as a stranger, from `lam.retrieval.decisions.flags.FLAGS`; by default `combined`,
             unless a single score detects strangers far better in cross-validation (see `OodDetector.best`).
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
         gallery: `index` searches the labelled items of the run's gallery; `held-out` searches one half of the
-            calibration data. By default `index`; if the gallery holds no validation class, one half of the validation
-            split replaces an equal number of gallery items, with a note.
+            calibration data. The default is `index`. If the gallery holds no class of the validation split, one half of
+            this split replaces an equal number of gallery items, with a note.
         folder: a folder of fresh images in class sub-folders, or a table of texts with labels or answers; by default
             the validation split.
         strangers: a folder or table of queries without a match; by default the items of held-out classes. P(known) and
-            the flag learn from these strangers, and the bound on false accepts holds for queries like them. With too
-            few held-out classes for the target rate, labelled queries search the gallery without their matches, and
-            the bound holds for queries like these. Without held-out classes, P(known) and the flag learn from these
-            searches.
+            the flag learn from these strangers, and the bound on false accepts holds for queries like them. If the
+            held-out classes are too few for the target rate, labelled queries replace them for the bound: each searches
+            the gallery as if it held no match. Without held-out classes, P(known) and the flag learn from these
+            searches, too.
         unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
             queries are left out, with a warning. The queries have no effect if their interval for the share of
@@ -88,7 +88,7 @@ class CalibrationOptions:
 
 
 def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
-    """Options with the rates, flag and accept score that the last calibration of the run requested, as defaults.
+    """The options, with missing rates, flag and accept score as the run's last calibration requested them.
 
     A `wrong` rate of 0 removes the earlier `wrong` rate. With `reference` 0, an earlier flag that needs a reference is
     dropped, with a warning.

@@ -61,7 +61,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
 def bounded_queries(
     what: str, *, folder: str | None, strangers: str | None, is_trained: bool, n_classes: int, far: float
 ) -> str:
-    """Words for the queries with the bound `far` on false accepts; for other strangers the rate may be much higher.
+    """Words for the queries to which the bound `far` on false accepts applies; others may be accepted far more often.
 
     Args:
         what: kind of queries: `classes`, `identities` or `questions`.
@@ -85,7 +85,7 @@ def bounded_queries(
 
 
 def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strangers: str | None) -> str:
-    """Words for the queries with the bound on wrong answers; `strangers` is a folder, None for held-out classes."""
+    """Words for the queries to which the bound on wrong answers applies; `strangers`: a folder, or None (held-out)."""
     without = n_without_match + n_strangers
     share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
     whom = ""
@@ -145,7 +145,7 @@ def _known_from(calibration: Calibration) -> str:
 
 
 def _worth(calibration: Calibration) -> str:
-    """The scores behind P(right | known) in words, with the weights of the first ones."""
+    """The scores behind P(right | known) in words, with the shares of the most important ones."""
     worth, facts = calibration.match_probability.right.worth, calibration.facts
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])

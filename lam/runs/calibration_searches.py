@@ -128,7 +128,7 @@ class Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether strangers bound the rate `far` of false accepts: any from a folder, or enough held-out classes."""
+        """Whether the strangers bound the rate `far` of false accepts; held-out classes do only if they are enough."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 
@@ -173,7 +173,7 @@ def search_known(inputs: Inputs) -> Known:
 
 
 def _check_attainable(inputs: Inputs, n_queries: int) -> None:
-    """Before the embedding starts, reject a requested rate that the queries are too few to bound."""
+    """Before the embedding starts, reject a requested rate if the queries are too few to bound it."""
     rates, strangers = inputs.options.rates, inputs.options.strangers
     Targets(**rates)  # raises for a rate outside (0, 1)
     least = {"ood": needed, "wrong": answers_needed}
@@ -211,7 +211,7 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
 def _search_without_match(
     inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """Hits of strangers, without items of held-out classes, and whether each has its nearest item's embedding."""
+    """Hits of strangers (never items of held-out classes), and whether each has its nearest item's embedding."""
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
     kept = torch.arange(len(items))

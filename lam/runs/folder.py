@@ -101,7 +101,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_place(folder: Path, data: DataConfig) -> None:
-    """Require a writable folder outside the data's folder of images, which would take the run's plots for a class."""
+    """Require a writable folder outside the data's folder of images, where the run's plots would count as a class."""
     check_writable(folder)
     if data.name != "folder" or data.root is None:
         return

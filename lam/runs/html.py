@@ -49,7 +49,7 @@ def write_report(
     Args:
         path, title, plots, configuration, notes: the file, and the parts of the page.
         metrics: values by the keys of `metrics.json`; None or NaN if a metric is undefined.
-        ood_score, ood_set: names of the encoder's own score and of the main OOD set; the keys leave out both names.
+        ood_score, ood_set: names of the encoder's own score and of the main OOD set, which the keys of `metrics` omit.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (

@@ -55,7 +55,7 @@ class LiveQueries:
         elif (place := random.randrange(self.seen)) < self._size:
             self._kept[place] = embedding, features
         self._unwritten += 1
-        if self._unwritten % EVERY == 0:  # a failed write is tried again only after as many more
+        if self._unwritten % EVERY == 0:  # a failed write is tried again only after as many more queries
             self.write()
 
     def write(self) -> None:

@@ -78,7 +78,7 @@ class SearchResult:
         return lines
 
     def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
-        """A line on the flag of a query; empty if the query passes, judged by the calibration's own flag."""
+        """A line on the flag of a query; empty if the calibration's own flag judged the query and let it pass."""
         by, flag = decisions.flagged_by[row], calibration.flag
         why = "not all hits have a label" if self.items[row] else "nothing was found"
         words = by if by == flag else f"{by} instead of {flag}, because {why}"

@@ -147,7 +147,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)
-        self._unset_keepalive_if_required()  # else uvicorn's timer keeps a connection reset by its client
+        self._unset_keepalive_if_required()  # else uvicorn's timer keeps a connection that its client has reset
         self._connections.remove(self)
         super().connection_lost(exc)
 

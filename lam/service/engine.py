@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 class Engine:
     """An opened run: its encoder, its gallery and its calibration, if any.
 
-    If too many requests wait, or an answer takes too long, its coroutines raise a `Refusal` of kind `busy`.
+    If too many requests wait, or an answer takes too long, the engine's coroutines raise a `Refusal` of kind `busy`.
 
     Args:
         run: the run's folder.
@@ -178,7 +178,7 @@ class Engine:
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse a change by a replica as `read_only`, and a request as `busy` if these workers have too much work."""
+        """Refuse a request: as `read_only` if a replica would write, as `busy` if these workers have too much work."""
         if self.replica and self.writer in workers:
             raise read_only()
         require_room(workers, self.settings.patience)

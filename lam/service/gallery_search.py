@@ -114,7 +114,7 @@ class GallerySearch:
         self, part: Part | None, jobs: Sequence[Search], queries: Sequence[Query]
     ) -> list[SearchResponse | Exception]:
         embeddings = Embeddings.concatenate([_searchable(query.embedding) for query in queries])
-        responder = self.responder  # a SIGHUP may meanwhile set one that needs more hits
+        responder = self.responder  # a SIGHUP may meanwhile set a responder that needs more hits
         least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self._gallery.search(embeddings, most, None if part is None else part.matching)

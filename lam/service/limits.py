@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
-_CHEAP_A_SECOND = 30  # requests without a worker that one connection may send undelayed
+_CHEAP_A_SECOND = 30  # requests that need no worker: number that one connection may send without delay
 _PAUSE = 0.05  # delay of further requests in seconds: workers run meanwhile
-_NEW_A_SECOND = 100  # connections of one address that may begin with a request without a worker undelayed
+_NEW_A_SECOND = 100  # number of connections of one address that may begin with such a request without delay
 _NEW_PAUSE = 0.02  # delay on further connections in seconds: short, as a health check may come from the same address
 _PAUSED = (401, 403, 503)  # statuses after which clients try again at once
 _METHOD = 16  # characters of a method in the log
@@ -230,7 +230,7 @@ class Limits:
             self._make_room()
 
     def _limit(self, site: Site, scope: Scope, headers: Mapping[bytes, bytes]) -> int:
-        """Maximum bytes of the body. If JSON may hold images, `lam.service.bodies` limits the bytes beside them."""
+        """Maximum bytes of the body. If JSON may hold images, `lam.service.bodies` limits the other bytes."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
         holds_images = scope["method"] in ("POST", "PUT") and scope["path"].startswith(_WITH_IMAGES)
         return site.max_json if is_json and not holds_images else self._settings.max_body

@@ -33,7 +33,7 @@ from lam.utils.extras import install_command
 
 _THREADS = 2
 _GRACE = 8
-_OTHER_FILES = 128  # open files other than connections
+_OTHER_FILES = 128  # open files that are no connections
 _LEAST_FILES = 512  # allows more connections than waiting requests, so that some can be closed for new ones
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops more, and these try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
@@ -57,7 +57,7 @@ def serve(
 
     Args:
         runs: a run's folder, or folders by name. Each run is served under `/runs/NAME/`, the first also at the root.
-        host: the address; an address other than this machine needs a key.
+        host: the address; a key is needed unless the address is this machine.
         port: the port; 0 for a free port.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         replica: see `Engine`.

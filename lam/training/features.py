@@ -38,10 +38,10 @@ class FeatureItems:
 
 
 def with_features(network: nn.Module, dataset: Any, *, num_workers: int = 0, progress: bool = False) -> Any:
-    """A data set with features from a network's frozen part as inputs; the network keeps the computed features.
+    """A data set whose inputs are features from a network's frozen part; the network keeps these features.
 
-    Returns the data set itself if the network has no frozen part, the data set is augmented or no
-    `lam.datasets.Dataset`, or the features would exceed `KEPT_BYTES`. `num_workers` processes read the data.
+    Returns the data set itself if the network has no frozen part, if the data set is augmented or is not a
+    `lam.datasets.Dataset`, or if the features would exceed `KEPT_BYTES`. `num_workers` processes read the data.
     """
     frozen = frozen_in(network)
     is_plain = isinstance(dataset, Dataset) and not isinstance(dataset, Augmented)

@@ -126,7 +126,7 @@ class Ambiguity:
         head: computes κ_a.
         typicality: computes p_known.
         ambiguous_below: () an item with a lower κ_a is ambiguous. The value is the 0.1 quantile of κ_a over held-out
-            items, or 0 if first hits of items below this quantile are not significantly more often wrong.
+            items. It is 0 if items below this quantile do not have significantly more wrong first hits.
     """
 
     head: NeighbourConcentration | TrainedHead
@@ -310,8 +310,8 @@ def _widest(
 ) -> int:
     """Index of the widest p_known with an AUSC within one standard error of the best, by a paired bootstrap.
 
-    With large widths, p_known falls for more kinds of corruption. With small widths, p_known is near 1 for ordinary
-    items, so κ_a determines their order.
+    With large widths (`Typicality.widths`), p_known falls for more kinds of corruption. With small widths, p_known is
+    near 1 for ordinary items, so κ_a determines their order.
     """
     doubts = [-(p_known(scores, each.thresholds, each.widths) * resultant).cpu() for each in typicalities]
     correct = correct.cpu()

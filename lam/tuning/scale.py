@@ -25,7 +25,7 @@ COSINE_LIMIT = 0.9
 """Tuning warns if `Tuning.direction_cosine` is lower."""
 
 FLAT_DECADES = 3
-"""If scales over this many powers of ten score within the error, the posterior's width is undetermined."""
+"""The posterior's width is undetermined if scales within one standard error of the best span this many decades."""
 
 NEAR_COSINE = 0.99
 """If scales tie, tuning prefers a scale with at least this `direction_cosine`. Easy queries cause ties."""

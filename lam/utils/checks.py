@@ -38,7 +38,7 @@ def check_no_nan(name: str, values: Tensor) -> None:
 
 
 def check_distributions(name: str, rows: Tensor) -> None:
-    """Require rows of probabilities; the error names the first row with a negative value or a sum other than 1."""
+    """Require rows of probabilities; the error names the first row with a negative value or a sum that is not 1."""
     wrong = (~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() < 1e-3))).nonzero()
     if len(wrong):
         row = int(wrong[0, 0])

@@ -109,7 +109,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:
-    """Call a function in the first process, then in the other processes, which find complete downloads.
+    """Call a function in the first process, then in the others, which then find complete downloads.
 
     Example:
         >>> rank_zero_first(lambda: 1 + 1)

@@ -144,8 +144,8 @@ class ConformalScores:
 
         The threshold may be fixed beforehand or learnt by `threshold`. The interval covers the rate with probability
         `level` or more. With classes, the result is a percentile interval of the mean of F_c (see `threshold`) over
-        resampled classes. This interval is widened to include the Clopper-Pearson intervals for the count of exceeding
-        classes, rounded down and up, because resampling says nothing if all scores or no scores exceed the threshold.
+        resampled classes. Resampling says nothing if all scores or no scores exceed the threshold. So the result is
+        widened to include the Clopper-Pearson intervals for Σ_c F_c of C classes, with the sum rounded down and up.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:

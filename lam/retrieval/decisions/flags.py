@@ -77,7 +77,7 @@ class OodDetector:
 
     @property
     def best(self) -> str:
-        """The flag with the greatest AUROC, or `combined` if at most 0.1 below; κ without strangers."""
+        """The flag with the greatest AUROC, or `combined` if its AUROC is at most 0.1 lower; κ without strangers."""
         if COMBINED not in self.ranking:
             return "kappa"
         first = next(iter(self.ranking))

@@ -41,7 +41,8 @@ class OneClassModel:
     query's odds. So P(known) of very unusual queries is near 0 for any N.
 
     A training item or a gallery item differs from the calibration queries in most scores. So P(known) is 1 for a query
-    that is nearer to a known item (`knn`) or to its first hit (`cosine`) than every calibration query, or is a copy.
+    that is nearer to a known item (`knn`) or to its first hit (`cosine`) than every calibration query, or that is a
+    copy of a known item.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 

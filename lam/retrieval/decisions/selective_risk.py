@@ -25,11 +25,11 @@ def control_selective_risk(
     not depend on the scores. The n_j queries above t_j have W_j wrong answers. Given t_j, these queries are independent
     draws from the answers above t_j. So P(Bin(n_j, target) ≤ W_j) is a p-value of the hypothesis R(t_j) > target. The
     thresholds are tested from the highest down, until a p-value exceeds 1 − `confidence`. The result is the last
-    threshold before. This fixed-sequence testing needs no correction for many thresholds.
+    threshold that passed. This fixed-sequence testing needs no correction for many thresholds.
 
     m_1 is the least number of answers that passes the test with two wrong answers. If N is less than twice this number,
-    m_1 is computed for one wrong answer or, if N is again too small, for none. Each next m is a tenth larger; the last
-    m is N. Ties can leave a threshold fewer than `answers_needed` answers; the test skips this threshold.
+    m_1 is computed for one wrong answer or, if N is again too small, for no wrong answer. Each next m is a tenth
+    larger; the last m is N. With ties, a threshold may have fewer than `answers_needed` answers; the test skips it.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores. It has two assumptions. First, calibration queries and new queries are independent draws from one source,

@@ -1,6 +1,7 @@
 """Whether two images match: a threshold at a promised false-match rate, and a probability.
 
-The cosine of a pair is not the best of many, as in a search, so a gallery's accept threshold would be far too strict.
+The first hit of a search has the best of many cosines, but a pair has only one cosine. So a gallery's accept threshold
+would be far too strict for pairs.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class DrawnPairs:
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
-    """For each query, a random pair with a matching item and a random pair with another item, as far as they exist.
+    """For each query, a random pair with a matching item and one with a non-matching item, if such items exist.
 
     More pairs of a query would not be independent.
     """

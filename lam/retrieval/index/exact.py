@@ -53,7 +53,7 @@ def rank(
 def cosines_in_blocks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None
 ) -> Iterator[tuple[Int64[Tensor, " R"], Float[Tensor, "R N"]]]:
-    """Blocks of (R,) query indices and their (R, N) float64 cosines; without a gallery, a query has −∞ to itself."""
+    """Blocks of (R,) query indices and their (R, N) float64 cosines; without a gallery, −∞ for the query itself."""
     yield from _in_blocks(*_unit(queries, gallery), gallery is None)
 
 

@@ -88,7 +88,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS, and so a saved index, still holds removed vectors, as FAISS types without removal do."""
+        """Whether FAISS, and so a saved index, still holds removed vectors. FAISS types without removal keep them."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -185,7 +185,7 @@ class Index:
     ) -> Hits:
         """The k items of highest cosine for each query; hits of equal cosine are in the order of adding.
 
-        Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
+        Any type except Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
 
         Args:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.

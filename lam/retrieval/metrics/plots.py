@@ -35,7 +35,7 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     If all entries have the same `correct`, the plot includes the best possible curve and the level of random dropping.
 
     Args:
-        ranked: by name, (Q,) `correct`, whether the first hit is relevant, and (Q,) uncertainties; Q ≥ 1.
+        ranked: for each name, (Q,) `correct` (whether the first hit is relevant) and (Q,) uncertainties; Q ≥ 1.
     """
     _check_count("ranked", ranked)
     if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:

@@ -44,7 +44,7 @@ def json_limits_of(engine: Engine) -> JsonLimits:
 
 
 def part_answer(result: object) -> Any:
-    """The answer to one part of a batch; an error other than a refusal fails the batch."""
+    """The answer to one part of a batch; an error that is no refusal fails the batch."""
     if isinstance(result, ServiceError | Refusal):
         error = ServiceError.of(result)
         return models.RefusedPart(status=error.status, error=error.error, allowed=error.allowed)

@@ -145,7 +145,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return Preview(f"{self.name} {index}")
 
     def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " R"]) -> Items:
-        """The items at R ≥ 1 positions, in this order."""
+        """The items at R ≥ 1 positions, in the order of the positions."""
         positions = integers("indices", indices)
         if positions.ndim != 1 or len(positions) == 0:
             raise ValueError(f"indices must be a non-empty list of positions, got {indices!r}")

@@ -276,7 +276,7 @@ class Encoder(ABC):
 
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
-            reference: further known items, such as training items; an item's neighbours may be among them.
+            reference: further known items, such as training items, that can be neighbours of an item.
             kappa_head: a trained κ head of the same network. The head computes κ_a, and only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.

@@ -115,7 +115,7 @@ def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """The item of a body; `content` is as from `query_of`, `metadata` is JSON without text, missing values are None."""
+    """An item. `content` is what `query_of` returns, `metadata` is JSON without the text, missing values are None."""
 
     content: Query | str | bytes
     id: str | None = None

@@ -1,7 +1,8 @@
 """P(known) from a density ratio: known queries against strangers, or against an unlabelled mixture of both.
 
 Unlike `lam.retrieval.decisions.one_class`, the ratio learns from examples how strangers differ from known queries. An
-unlabelled mixture, such as the queries of a service, suffices: its ratio ranks queries as the ratio to strangers does.
+unlabelled mixture, such as the queries of a service, suffices: the ratio to it ranks queries in the same order as the
+ratio to strangers.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """

@@ -2,8 +2,8 @@
 
 Metrics with a `by_score` are computed once for every score of `lam.retrieval.metrics.scores`.
 
-`metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`.
-A key without `_SCORE` means the metric's default score (`by_score`), a key without `@SET` the first OOD set.
+`metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`. A key
+without `_SCORE` means the default score (`by_score`). A key without `@SET` means the first OOD set.
 """
 
 import re

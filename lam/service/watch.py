@@ -65,7 +65,7 @@ class Feedback:
 
 
 class Watch:
-    """The tests of a promise, stored in a folder. One thread may call `count` while one thread calls another method.
+    """The tests of a promise, stored in a folder. One thread may call `count` while another calls a different method.
 
     Args:
         folder: created if it is missing; None keeps the watch in memory, for a replica.

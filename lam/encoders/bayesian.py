@@ -124,6 +124,7 @@ class BayesianEncoder(Encoder):
         by: Literal["calibration", "marginal_likelihood"] = "calibration",
         *,
         alternatives: Iterable[Posterior] = (),
+        progress: bool = False,
         **options: Any,
     ) -> None:
         """Choose the likelihood scale s or the prior precision α; the curvature stays the same.
@@ -137,6 +138,7 @@ class BayesianEncoder(Encoder):
             by: the criterion.
             alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. If most of the
                 predictive variance comes from clipped (negative) curvature, they are tuned too; the best is kept.
+            progress: show progress bars of `calibration` on standard error.
             options: `calibration` takes `n_samples` (by default the encoder's own), `least`, `greatest` and
                 `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of a
                 single step of log α towards higher evidence; by default, α goes to the maximum.
@@ -156,7 +158,8 @@ class BayesianEncoder(Encoder):
         posterior_inputs: list[Any] = []
         parts: list[Tensor] = []
         held_out = HeldOut.of(held_out)
-        for inputs, own in labelled_batches(held_out.batches, "tuning by calibration"):
+        batches = labelled_batches(held_out.batches, "tuning by calibration")
+        for inputs, own in tqdm(batches, desc="embedding", unit="batch", disable=not progress):
             features, _ = self._features_and_output(inputs, sum(map(len, parts)))
             posterior_inputs.append(self._posterior_input(inputs, features))
             parts.append(targets_of(features, own))
@@ -166,7 +169,7 @@ class BayesianEncoder(Encoder):
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = held_out.relevance(self.relation, targets)
-        options = {"n_samples": self.n_samples, **options}
+        options = {"n_samples": self.n_samples, "progress": progress, **options}
         tuned = calibrate_scale(self.posterior, posterior_inputs, relevance, **options)
         tried = list(alternatives) if tuned.tuning.clipped_share > CLIPPED_LIMIT else []
         others = [calibrate_scale(other, posterior_inputs, relevance, **options) for other in tried]

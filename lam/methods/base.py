@@ -100,6 +100,7 @@ class Method(ABC):
         held_out: HeldOut | Iterable[Batch],
         *,
         refit: Refit | None = None,
+        progress: bool = False,
     ) -> None:
         """Choose settings of an encoder on held-out data.
 
@@ -107,6 +108,7 @@ class Method(ABC):
             encoder: the encoder that `train` returned.
             held_out: items with labels or positions.
             refit: fits another method to the same network and data; None if the data are missing.
+            progress: show progress bars on standard error.
         """
 
     def training_loss(self, loss: Loss, dimension: int) -> Loss:

@@ -139,7 +139,14 @@ class LaplaceMethod(Method):
             with suppress(ValueError):  # the curvature may be zero everywhere
                 yield cast(BayesianEncoder, refit(method)).posterior
 
-    def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
+    def tune_on(
+        self,
+        encoder: Encoder,
+        held_out: HeldOut | Iterable[Batch],
+        *,
+        refit: Refit | None = None,
+        progress: bool = False,
+    ) -> None:
         """Choose s or α of the posterior by the options, and recommend an OOD score for images.
 
         If weights with clipped (negative) curvature cause most of the predictive variance, the curvatures of
@@ -148,11 +155,11 @@ class LaplaceMethod(Method):
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
         if self.tune == "calibration":
             alternatives = () if refit is None else self._posteriors_without_clipping(refit)
-            bayesian.tune(held_out, by="calibration", alternatives=alternatives)
+            bayesian.tune(held_out, by="calibration", alternatives=alternatives, progress=progress)
         elif self.tune == "marginal_likelihood":
             bayesian.tune([], by="marginal_likelihood", step=self.tune_step)
         if is_images(split_batch(next(iter(as_batches(held_out.batches)), None))[0]):
-            bayesian.recommend(held_out.batches)
+            bayesian.recommend(held_out.batches, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)

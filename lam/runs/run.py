@@ -160,14 +160,20 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
     held_out = Evaluator(config, stages).held_out(splits.validation)
     if config.method.tunes:
         with stages("tune"):
-            config.method.tune_on(encoder, held_out, refit=refit)
+            config.method.tune_on(encoder, held_out, refit=refit, progress=stages.progress)
     if config.ambiguity.learn or start.kappa_head is not None:
         with stages("ambiguity"):
             reference, count = None, config.ambiguity.reference
             if count:
                 drawn = splits.train.limit(count, seed=config.seed)
                 reference = loader_of(drawn, config.data.num_workers)
-            encoder.learn_ambiguity(held_out, reference=reference, kappa_head=start.kappa_head, seed=config.seed)
+            encoder.learn_ambiguity(
+                held_out,
+                reference=reference,
+                kappa_head=start.kappa_head,
+                seed=config.seed,
+                progress=stages.progress,
+            )
     stages.write(config.folder)
     encoder.save(config.folder / ENCODER)
     return encoder

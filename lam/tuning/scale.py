@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from tqdm import tqdm
 
 from lam.hessians.losses import ContrastiveCurvature, to_settings
 from lam.pairs.relevance import Relevance
@@ -155,6 +156,7 @@ def calibrate_scale(
     least: float = 1.0,
     greatest: float = 1e14,
     refinements: int = 2,
+    progress: bool = False,
 ) -> Tuned:
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
@@ -180,6 +182,7 @@ def calibrate_scale(
         least: the smallest s tried.
         greatest: the largest s tried.
         refinements: number of times the step is halved.
+        progress: show a progress bar on standard error.
 
     Raises:
         ValueError: if no query has a match, for an empty range, or if every s is excluded.
@@ -189,8 +192,9 @@ def calibrate_scale(
     if not 0 < least < greatest < math.inf:
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
     check_at_least("refinements", refinements, 0)
-    tuner = _Tuner(posterior, batches, relevance, n_samples)
-    exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
+    with tqdm(desc="tuning", unit="scale", disable=not progress) as bar:
+        tuner = _Tuner(posterior, batches, relevance, n_samples, bar)
+        exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
     best = min(exponents, key=tuner.score)
     trials = tuple(tuner.trial(exponent, best) for exponent in sorted(exponents))
     if posterior.prior_precision is None:  # then s changes neither the posterior's shape nor the order of items by κ
@@ -226,8 +230,11 @@ def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
 class _Tuner:
     """Searches the exponent log₁₀ s of the likelihood scale, and evaluates each exponent once."""
 
-    def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
+    def __init__(
+        self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int, bar: tqdm
+    ) -> None:
         self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples
+        self.bar = bar
         self.noise = posterior.noise(n_samples)
         self.own = own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
         queries, gallery = relevance.queries.to(own.device), relevance.gallery
@@ -265,6 +272,7 @@ class _Tuner:
             samples = torch.cat([draw(batch) for batch in self.batches], 1)
             answers = answers_of(samples, self.relevance, self.hits)
             self.evaluated[exponent] = answers.votes_for_first_hit().log_score, answers.votes().binned().expected_error
+            self.bar.update()
         return float(self.evaluated[exponent][0].mean())
 
     def trial(self, exponent: float, best: float) -> Trial:

@@ -277,3 +277,12 @@ def test_places_are_scored_by_their_first_hit():
         right = (agree + 0.5) / 9
         scores.append(-math.log(right if (hit - positions[q]).norm() <= 5.0 else 1 - right))
     assert next(trial.score for trial in tuning.trials if trial.scale == 1e4) == pytest.approx(sum(scores) / 30)
+
+
+def test_progress_counts_the_scales(capsys: pytest.CaptureFixture[str]):
+    batches = make_batches(4, N=32)
+    encoder = fit(batches[:2])
+    encoder.tune(batches[2:], n_samples=4, greatest=1e4)
+    assert not capsys.readouterr().err
+    encoder.tune(batches[2:], n_samples=4, greatest=1e4, progress=True)
+    assert f"tuning: {len(encoder.tuning.trials)}scale" in capsys.readouterr().err

@@ -4,8 +4,11 @@ A repository holds the folders `encoder/` and `calibration/` as lam saves them: 
 pickle. Loading checks the hashes before it parses a file, and rejects a network with other tensors or shapes.
 """
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +63,28 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         run = Run(folder)
         return cls.of(run.encoder, run.calibration, read_json(run.folder / run_folder.METRICS))
 
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """Write the repository; warn of a card there that is not this encoder's.
+
+        Options are those of `ModelHubMixin.save_pretrained`. An encoder without a calibration does not replace one with
+        a calibration, and metrics must be finite or None: a `ValueError` leaves the folder as it was.
+        """
+        folder = Path(save_directory)
+        if self.calibration is None and (folder / FOLDER).exists():  # the mixin's method first deletes config.json
+            raise ValueError(f"{folder} holds the calibration of another encoder: save to another folder")
+        for key, value in self.metrics.items():
+            if isinstance(value, Real) and not math.isfinite(value):
+                raise ValueError(f"metrics must be finite, or None where undefined, got {value} for {key!r}")
+        card = folder / "README.md"
+        if card.exists() and card.read_text(encoding="utf-8") != str(self.generate_model_card()):
+            warnings.warn(
+                f"{card} differs from the card of this encoder and stays as it is: delete it for a new one, or check "
+                "its metrics and promises",
+                stacklevel=2,
+            )
+        return super().save_pretrained(save_directory, **options)
+
     def _save_pretrained(self, save_directory: Path) -> None:
-        if self.calibration is None and (save_directory / FOLDER).exists():
-            raise ValueError(f"{save_directory} holds the calibration of another encoder: save to another folder")
         self.encoder.save(save_directory / _ENCODER)
         if self.calibration is not None:  # its key is the hash of the encoder's files, which are new
             save_calibration(save_directory, replace(self.calibration, key=fingerprint(save_directory / _ENCODER)))

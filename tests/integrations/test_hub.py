@@ -75,6 +75,31 @@ def test_altered_files_other_networks_and_other_calibrations_are_an_error(tmp_pa
         HubEncoder.from_pretrained(tmp_path / "repository", network=network())
 
 
+@pytest.mark.parametrize(
+    ("calibrated", "metrics", "message"),
+    [
+        (False, METRICS, "holds the calibration of another encoder"),
+        (True, {"recall@1": float("nan")}, r"metrics must be finite, or None where undefined, got nan for 'recall@1'"),
+    ],
+)
+def test_a_refused_save_leaves_the_repository_as_it_was(
+    tmp_path: Path, calibrated: bool, metrics: dict[str, float], message: str
+) -> None:
+    published(tmp_path, calibration())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=message):
+        HubEncoder.of(encoder(), calibration() if calibrated else None, metrics).save_pretrained(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_save_over_the_card_of_another_encoder_warns(tmp_path: Path) -> None:
+    hub = published(tmp_path, calibration())
+    hub.save_pretrained(tmp_path)  # the same card, without a warning
+    hub.metrics = {"recall@1": 0.1}
+    with pytest.warns(UserWarning, match="differs from the card of this encoder and stays as it is: delete it"):
+        hub.save_pretrained(tmp_path)
+
+
 def test_the_card_has_both_tables_promises_and_limits(tmp_path: Path) -> None:
     published(tmp_path / "repository", calibration())
     card = (tmp_path / "repository" / "README.md").read_text(encoding="utf-8")

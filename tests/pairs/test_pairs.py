@@ -1,9 +1,11 @@
 import copy
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import Pairs, check_labels
@@ -48,6 +50,30 @@ def test_by_distance_leaves_out_what_is_between():
     assert pairs.positive.nonzero().tolist() == [[0, 1], [1, 0], [2, 3], [2, 4], [3, 2], [3, 4], [4, 2], [4, 3]]
     assert pairs.negative[0].tolist() == [False, False, False, False, True]
     assert not pairs.negative.diagonal().any()
+
+
+class LiveMatrices(TorchDispatchMode):
+    """The greatest number of results of one shape that exist at a time."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape, self.results, self.most = shape, [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if getattr(result, "shape", None) == self.shape:
+            self.results.append(weakref.ref(result))
+            self.most = max(self.most, sum(each() is not None for each in self.results))
+        return result
+
+
+def test_positions_of_many_coordinates_need_no_more_matrices():
+    def most(width: int) -> int:
+        with LiveMatrices(30, 30) as live:
+            Pairs.by_distance(torch.randn(30, width), 1.0)
+        return live.most
+
+    assert most(3) == most(100) < 8
 
 
 def gap(a: float, b: float) -> float:

@@ -14,6 +14,7 @@ from lam.models import EmbeddingNetwork
 from lam.pairs.relation import Relation
 from lam.training import Training, train
 from lam.utils.autocast import without_autocast
+from lam.utils.checks import positive_integer
 
 DIMENSION = 64
 BATCH_SIZE, LEARNING_RATE = 256, 1e-2
@@ -100,7 +101,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
 
 def dimension_of(width: int, dimension: int | None) -> int:
     """D of an added layer, from 2 to `width`; by default 64, or `width` if that is less."""
-    D = min(DIMENSION, width) if dimension is None else dimension
+    D = min(DIMENSION, width) if dimension is None else positive_integer("dimension", dimension)
     if not 2 <= D <= width:
         raise ValueError(f"dimension must be from 2 to {width}, the width of the network's output, got {dimension}")
     return D

@@ -106,6 +106,7 @@ def test_few_rows_promise_a_larger_rate_with_a_warning() -> None:
         ({"flag_rate": 1.0}, np.eye(4), "flag_rate"),
         ({"calibration": 0.0}, np.eye(4), "calibration"),
         ({"k": 0}, np.eye(4), "k must be an integer of at least 1"),
+        ({"dimension": 2.0}, np.random.default_rng(0).normal(size=(80, 4)), "dimension must be an integer"),
         ({"dimension": 9}, np.random.default_rng(0).normal(size=(80, 4)), "dimension must be from 2 to 4"),
         ({}, np.ones((80, 4)), "different directions, got one direction in 56 rows"),
         ({}, np.outer(np.arange(1, 81), [1, 2, 3]), "different directions"),

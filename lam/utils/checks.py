@@ -3,6 +3,7 @@
 import inspect
 import math
 import operator
+import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import Tensor
 def check_tensor(name: str, values: Any) -> None:
     """Require a tensor, not an array or a list."""
     if not isinstance(values, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(values).__name__}: give torch.as_tensor({name})")
+        # torch cannot read a table, and an array of a table may be read-only
+        tensor = f"tensor({name}.to_numpy())" if hasattr(values, "to_numpy") else f"as_tensor({name})"
+        raise ValueError(f"{name} must be a tensor, got {type(values).__name__}: give torch.{tensor}")
 
 
 def is_real(values: Tensor) -> bool:
@@ -120,7 +123,9 @@ def unit_rows(name: str, vectors: Tensor) -> Tensor:
         flat = rows.flatten(0, -2)
         index = _first(~(flat.isfinite().all(1) & flat.any(1)))
         row = index % vectors.shape[-2]
-        raise ValueError(f"{name} must be finite and not all zero, got {flat[index].tolist()} at index {row}")
+        got = reprlib.repr(flat[index].tolist())  # its first six numbers
+        column = "" if not (wrong := ~flat[index].isfinite()).any() else f", column {_first(wrong)}"
+        raise ValueError(f"{name} must be finite and not all zero, got {got} at index {row}{column}")
     return rows / norm
 
 

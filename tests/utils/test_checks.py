@@ -1,5 +1,6 @@
 """Settings that are no numbers are refused by name; what is a number passes, of whatever kind."""
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from lam.hessians import ContrastiveCurvature, InfoNCECurvature
 from lam.hessians.accumulate import StructureOptions
 from lam.hessians.structures.diagonal import Diagonal
 from lam.pairs import Pairs
-from lam.utils.checks import check_at_least, check_margin, check_positive, check_share
+from lam.utils.checks import check_at_least, check_margin, check_positive, check_share, unit_rows
 from lam.vmf.embeddings import Embeddings
 
 pytestmark = pytest.mark.usefixtures("as_in_production")
@@ -90,6 +91,25 @@ def fitted() -> lam.BayesianEncoder:
 def test_arrays_and_lists_are_refused_by_name(call: Callable[[Any], object], name: str, given: Any) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be a tensor, got .*: give torch.as_tensor\({name}\)"):
         call(given)
+
+
+def test_a_table_is_refused_with_a_conversion_that_works() -> None:
+    table = pytest.importorskip("pandas").DataFrame(ROWS.numpy())
+    with pytest.raises(ValueError, match=r"got DataFrame: give torch.tensor\(features.to_numpy\(\)\)"):
+        lam.fit_features(table, [0, 1] * 2, torch.eye(3), margin=0.7)
+    assert torch.equal(torch.tensor(table.to_numpy()), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(0.0, r"\[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ...\] at index 1$"), (math.nan, "at index 1, column 1500")],
+)
+def test_a_wide_row_without_a_direction_is_named_in_few_words(value: float, message: str) -> None:
+    rows = torch.ones(2, 1536)
+    rows[1] = 0.0
+    rows[1, 1500] = value
+    with pytest.raises(ValueError, match=message):
+        unit_rows("queries", rows)
 
 
 def test_one_row_and_bare_directions_are_refused_in_words() -> None:

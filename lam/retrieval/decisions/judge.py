@@ -11,6 +11,7 @@ The hits must obey these rules, because thresholds and probabilities are learnt 
 - Nothing filters the search: a filtered store is another gallery, with its own calibration.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _BEYOND_ONE = 1e-3  # rounding error of half precision
+_EQUAL = 1e-6  # rounding error of the cosine of equal vectors
 _RISE = 1e-5  # rounding errors may let scores rise by this much
 
 Queries = Embeddings | tuple[Any, Any]
@@ -94,7 +96,8 @@ def calibrate_vectors(
     """Calibration for a gallery of labelled vectors, by exact search; `judge` then decides on hits of its store.
 
     Args:
-        queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store.
+        queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store. If most of
+            them equal a vector of the store, there is a warning.
         query_labels: Q labels; a query whose label the store lacks is a search without a match.
         vectors: (G, D) vectors of all labelled items in the store, or their embeddings.
         labels: G labels of the items.
@@ -118,9 +121,15 @@ def calibrate_vectors(
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
     searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
     intervals = CosineIntervals.fit(embeddings, own, items, searches.hits)
-    return calibrate(
-        CalibrationData(searches, embeddings, gallery_labels=stored), choices, key=key, intervals=intervals
-    )
+    data = CalibrationData(searches, embeddings, gallery_labels=stored)
+    calibration = calibrate(data, choices, key=key, intervals=intervals)
+    if (n_stored := int((searches.score > 1 - _EQUAL).sum())) > len(searches) / 2:
+        warnings.warn(
+            f"{n_stored} of {len(searches)} queries equal a vector of the store, so new queries will hardly be "
+            "accepted: give held-out items, which the store lacks",
+            stacklevel=2,
+        )
+    return calibration
 
 
 def _embeddings(queries: Queries) -> Embeddings:

@@ -121,6 +121,12 @@ def test_the_vectors_of_a_store_may_be_embeddings() -> None:
     assert torch.equal(made.false_accepts.scores, calibration().false_accepts.scores)
 
 
+def test_a_calibration_on_the_items_of_the_store_warns() -> None:
+    stored, labels = gallery()
+    with pytest.warns(UserWarning, match="200 of 200 queries equal a vector of the store, .*: give held-out items"):
+        calibrate_vectors(stored[:200], labels[:200], stored.mean.half().float(), labels, CHOICES)
+
+
 def test_hits_without_labels_are_judged_without_votes() -> None:
     queries, _ = items(20, 5)
     scores, labels = hits(queries.mean)

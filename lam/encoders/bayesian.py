@@ -28,6 +28,7 @@ from lam.retrieval import auroc
 from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
 from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
 from lam.utils.checks import check_choice, check_tensor
+from lam.utils.files import check_output
 from lam.utils.notes import Note
 from lam.vmf.bessel import tabulate_for_export
 from lam.vmf.embeddings import Embeddings, Mean
@@ -309,9 +310,10 @@ class BayesianEncoder(Encoder):
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
 
         Raises:
-            ValueError: without a network, with neither an example nor a preprocessing of fixed shape, or for a head
-                that was trained further since the fit.
+            ValueError: without a network, with neither an example nor a preprocessing of fixed shape, for a head that
+                was trained further since the fit, or for a path where no file can be written.
         """
+        check_output(path)
         if self.network is None:
             raise ValueError("an encoder without a network cannot be exported: its inputs are features")
         self._check_head()
@@ -320,6 +322,7 @@ class BayesianEncoder(Encoder):
             if shape is None:
                 raise ValueError("the shape of an input is unknown: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
+        check_tensor("example", example)
         embed = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
 
         def predict(features: Tensor, output: Tensor | None) -> Embeddings:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.utils.extras import needs_extra
-from lam.utils.files import write_atomically
+from lam.utils.files import check_output, write_atomically
 
 with needs_extra("onnx", "export to ONNX"):
     import onnxscript
@@ -38,6 +38,7 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
     """
     if not isinstance(encoder, BayesianEncoder):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"export takes a BayesianEncoder, such as lam.fit returns, got {type(encoder).__name__}")
+    check_output(path)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         encoder.export(program := Path(folder) / "encoder.pt2", example, **options)
         warnings.simplefilter("ignore")  # the exporter warns of its own libraries

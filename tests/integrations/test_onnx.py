@@ -90,6 +90,17 @@ def test_an_encoder_without_a_network_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("export", [onnx.export, lam.BayesianEncoder.export], ids=["onnx", "program"])
+def test_an_array_and_a_path_without_a_folder_are_refused_before_the_work(export: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"example must be a tensor, got ndarray: give torch.as_tensor\(example\)"):
+        export(encoder(3), tmp_path / "encoder", images(2).numpy())
+    with pytest.raises(ValueError, match=r"there is no folder .*absent to write encoder to: make it first"):
+        export(encoder(3), tmp_path / "absent" / "encoder", images(2))
+    with pytest.raises(ValueError, match="is a folder: give the path of the file to write"):
+        export(encoder(3), tmp_path, images(2))
+
+
+@pytest.mark.usefixtures("as_in_production")
 def test_another_encoder_is_an_error(tmp_path: Path) -> None:
     other: Any = DeterministicEncoder(nn.Sequential(nn.Linear(2, 2)), "0")
     with pytest.raises(ValueError, match="export takes a BayesianEncoder, .*, got DeterministicEncoder"):

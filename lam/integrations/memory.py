@@ -33,13 +33,13 @@ class VectorMemory(Generic[Record]):
     def delete(self, ids: Iterable[str] | None) -> None:
         """Delete the records of these ids, or all records for None. An unknown id has no effect."""
         with self._changing:
-            gone = set(self._rows if ids is None else ids)
+            gone = set(self._rows if ids is None else map(str, ids))
             self._rows = {name: row for name, row in self._rows.items() if name not in gone}
 
     def get(self, ids: Iterable[str]) -> list[Record]:
         """The records of the ids that exist, in the order of the ids."""
         rows = self._rows
-        return [rows[name][0] for name in ids if name in rows]
+        return [rows[name][0] for name in map(str, ids) if name in rows]
 
     def ranked(
         self, query: Float[Tensor, " D"], keep: Callable[[Record], bool] | None = None

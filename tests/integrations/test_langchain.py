@@ -3,7 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -231,6 +231,15 @@ def test_deleting_none_deletes_all(run: Run) -> None:
     store = LamVectorStore.from_texts(WORDS, LamEmbeddings(run.encoder), ids=WORDS, calibration=run.calibration)
     assert store.delete()
     assert store.similarity_search("word7") == store.get_by_ids(WORDS) == []
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_a_number_is_the_id_that_it_was_when_added() -> None:
+    store, number = LamVectorStore(DeterministicFakeEmbedding(size=8)), cast(Any, 7)
+    store.add_texts(["seven"], ids=[number])
+    assert [document.page_content for document in store.get_by_ids([number])] == ["seven"]
+    store.delete([number])
+    assert store.get_by_ids(["7"]) == []
 
 
 def test_an_empty_store_has_no_answer(run: Run) -> None:

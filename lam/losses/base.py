@@ -54,6 +54,10 @@ class Loss(ABC):
             )
         return loss
 
+    def __repr__(self) -> str:
+        """Class and settings; a checkpoint names its loss by this text, so it holds no memory address."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
         """The loss with the settings of a configuration; its constructor need not take all of them.
@@ -115,6 +119,9 @@ class TrainableLoss(Loss, nn.Module):
         super().__init__()
         check_margin(margin)
         self.margin = margin
+
+    def __repr__(self) -> str:
+        return nn.Module.__repr__(self)
 
 
 @dataclass(frozen=True)

@@ -330,6 +330,22 @@ class Places(Images):
         return super().__getitem__(index)[0], self.targets[index]
 
 
+class Attraction(losses.Loss):
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def _compute(self, embeddings: Tensor, pairs: Any) -> Tensor:
+        return -(self.scale * pairs.positive * (embeddings @ embeddings.T)).mean()
+
+
+def test_a_loss_of_ones_own_is_resumed_unless_its_settings_changed(tmp_path: Path) -> None:
+    first, same_settings = Attraction(1.0), Attraction(1.0)
+    fit(network(), loss=first, epochs=1, folder=tmp_path)
+    assert len(fit(network(), loss=same_settings, folder=tmp_path).losses) == 2
+    with pytest.raises(ValueError, match=r"other settings: loss 'Attraction\(scale=1.0\)'"):
+        fit(network(), loss=Attraction(2.0), folder=tmp_path)
+
+
 def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:
     near = Relation(positive_within=10.0, negative_beyond=25.0)
     options = {"folder": tmp_path, "epochs": 1, "batch_size": 40}

@@ -167,6 +167,7 @@ class Loop:
         # dropout must differ between the parts of a batch; a step's random numbers must agree in all processes
         reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
         self.optimizer.zero_grad()
+        torch.clear_autocast_cache()  # an autocast around the training also keeps casts of passes without gradients
         generator = torch.Generator().manual_seed(derive_seed(*place))
         batch = Minibatch(inputs, pairs, at.epoch, generator, labels, self.training.mining, self.sizes)
         try:
@@ -176,6 +177,7 @@ class Loop:
         if not math.isfinite(loss):
             raise self._diverged(f"the loss is {loss}", at.batch + 1)
         self.optimizer.step()
+        torch.clear_autocast_cache()  # holds casts of the old weights
         at.loss_sum += loss
         at.loss_count += 1
 
@@ -229,6 +231,7 @@ class Loop:
         states = _unflatten(weights)
         for owner, part in self.stateful.items():
             part.load_state_dict(states.get(owner, {}))
+        torch.clear_autocast_cache()  # holds casts of the old weights
 
     def _check_weights(self) -> None:
         for name, tensor in self._weights().items():

@@ -252,6 +252,19 @@ def test_bfloat16_trains_and_keeps_float32_weights() -> None:
     assert trained.head.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("enabled", "precision"), [(True, "32-true"), (True, "bf16-mixed"), (False, "bf16-mixed")])
+def test_within_autocast_the_weights_of_every_step_are_used(enabled: bool, precision: str) -> None:
+    """An outer autocast keeps casts of weights until it ends, even casts of a pass without gradients."""
+    expected = fit(network(), epochs=5, precision="bf16-mixed").losses
+    trained, inputs = network(), Images().images
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            trained.eval()(inputs)
+        assert fit(trained, epochs=5, precision=precision).losses == pytest.approx(expected, rel=0.1)
+        output = trained(inputs).float()
+    torch.testing.assert_close(output, trained(inputs), rtol=0, atol=0.05)
+
+
 def test_batches_without_positives_are_skipped_and_counted() -> None:
     history = fit(network(), Images(classes=10), batch_size=4)
     assert 0 < history.batches_without_positives < 2 * 10

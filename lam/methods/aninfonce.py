@@ -16,6 +16,7 @@ from lam.losses.base import margin_of
 from lam.methods.base import Learned, head_of
 from lam.methods.deterministic import Deterministic
 from lam.models.head import head_input_and_output
+from lam.models.weights import unwrapped
 from lam.pairs.pairs import Pairs
 from lam.training import History, Minibatch, Step, Training
 from lam.utils.checks import check_at_least, check_positive
@@ -109,7 +110,7 @@ class AnInfoNCEStep(Step):
         features, embeddings = head_input_and_output(network, self.head, batch.inputs)
         compared = embeddings
         if not self.settings["normalise"]:
-            compared = network.get_submodule(self.head)(batch.gather(features))
+            compared = unwrapped(network).get_submodule(self.head)(batch.gather(features))
         terms = []
         for number, rows in enumerate(rows_of_members(batch, self.settings["n_members"])):
             own, targets = embeddings[rows], None if batch.targets is None else batch.targets[rows]

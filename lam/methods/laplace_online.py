@@ -171,7 +171,7 @@ class OnlineLaplaceStep(Step):
 
         For each sampled layer, miners choose pairs by the embeddings of this layer.
         """
-        layer: Any = network.get_submodule(self.head)
+        layer: Any = unwrapped(network).get_submodule(self.head)
         features = batch.gather(head_input_and_output(network, self.head, batch.inputs)[0])
         self.curvature = self.own.with_defaults(settings_of(loss))
         theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from lam.models.weights import unwrapped
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_finite
 
@@ -122,7 +123,8 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
 
 def head_input_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Any, Any]:
     """Inputs of the head and the network's output for a batch, in the network's current mode, with gradients."""
-    with record_head_inputs(network, head) as head_inputs:
+    inner = unwrapped(network, compiled=False)  # Fabric's wrapper hides a part that is named "module"
+    with record_head_inputs(inner, head) as head_inputs:
         output = network(inputs)
     return head_inputs[-1], output
 
@@ -394,7 +396,5 @@ def _same_direction(candidate: Any, output: Tensor) -> bool:
 def _list(linear: dict[str, nn.Linear]) -> str:
     if not linear:
         return "no linear layer"
-    return "these linear layers: " + ", ".join(
-        f"{path or 'the network itself'} ({module.in_features} -> {module.out_features})"
-        for path, module in linear.items()
-    )
+    sizes = {path: f"({layer.in_features} -> {layer.out_features})" for path, layer in linear.items()}
+    return "these linear layers: " + ", ".join(f"{path or 'the network itself'} {sizes[path]}" for path in linear)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import lam
@@ -172,6 +173,24 @@ def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
 def test_an_untrained_posterior_has_no_curvature():
     with pytest.raises(ValueError, match="the posterior has not been trained"):
         OnlineLaplaceStep("head", OPTIONS).diagonal(True)
+
+
+class Inside(nn.Module):
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.module = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.module(images)
+
+
+def test_a_part_of_the_network_may_be_named_module():
+    common: dict[str, Any] = {"loss": losses.build(margin=0.7), "epochs": 1, **QUIET}
+    plain, inside = (
+        train(network, make_data(), **common).encoder for network in (make_network(), Inside(make_network()))
+    )
+    images = make_data().batch(torch.arange(8))
+    assert torch.equal(plain.embed(images).kappa, inside.embed(images).kappa)
 
 
 def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():

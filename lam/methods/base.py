@@ -78,7 +78,7 @@ class Method(ABC):
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Before any work, reject a network, data or start weights that `train` cannot use; arguments as in `train`."""
         self.check_start(pretrained=training.pretrained)
-        if not training.pretrained and _can_learn(network):
+        if not training.pretrained and can_learn(network):
             check_data(dataset, training)
 
     def check_start(self, *, pretrained: bool) -> None:  # noqa: B027 - most methods take both
@@ -140,7 +140,7 @@ class Method(ABC):
             The history of the training under the key `network`; empty if nothing was trained.
         """
         self.check_start(pretrained=training.pretrained)
-        if training.pretrained or not _can_learn(network):
+        if training.pretrained or not can_learn(network):
             network.to(device_of(training.accelerator)).eval()
             return {}
         with training.stage("train"):
@@ -155,7 +155,8 @@ class Method(ABC):
         return kind(network, head, **own, **seed, **inputs_of(dataset, training))
 
 
-def _can_learn(network: nn.Module) -> bool:
+def can_learn(network: nn.Module) -> bool:
+    """Whether a parameter of a network requires a gradient."""
     return any(parameter.requires_grad for parameter in network.parameters())
 
 

@@ -18,7 +18,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Curvature, Diagonal, diagonal_ggn
 from lam.losses import Loss
 from lam.losses.base import settings_of
-from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.base import Trained, can_learn, head_of, inputs_of
 from lam.methods.fit import detached_copies
 from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_posterior, learned_parameters
 from lam.models.head import head_input_and_output
@@ -78,8 +78,9 @@ class LaplaceOnline(LaplaceMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self.prior_precision, self.likelihood_scale)
-        if self.prior_precision is None:
-            raise ValueError("prior_precision must be positive and finite in online training, got None")
+        for name in ("prior_precision", "likelihood_scale"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} must be positive and finite in online training, got None")
         check_positive("initial_precision", self.initial_precision)
         check_share("memory_factor", self.memory_factor)
         check_choice("update", self.update, get_args(Update))
@@ -110,6 +111,7 @@ class LaplaceOnline(LaplaceMethod):
         histories = self.train_network(network, dataset, training, step)
         if refit is not None:
             return Trained(fit_posterior(refit, network, dataset, training, histories), histories)
+        head_of(network, dataset, path)  # a batch norm after the head is the identity only before the training
         step.curvature = self.curvature_of(training.loss, learned_parameters(histories))
         layer: Any = network.get_submodule(step.head)
         posterior = DiagonalPosterior(
@@ -127,6 +129,11 @@ class LaplaceOnline(LaplaceMethod):
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Also reject options that do not fit the network, the loss or places; see `Method.check`."""
         super().check(network, dataset, training)
+        if not can_learn(network):
+            raise ValueError(
+                "laplace_online trains, but no parameter of the network requires a gradient: use laplace_posthoc, or "
+                "call requires_grad_() on the layers to train"
+            )
         path, options = head_of(network, dataset, self.head), self.resolved(training)
         _ = options.curvature_of(training.loss)
         if self.refit:

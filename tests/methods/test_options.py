@@ -61,3 +61,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_an_option_outside_its_range_is_refused(method: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         methods.find(method)(**options)
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("name", ["prior_precision", "likelihood_scale"])
+def test_online_training_needs_a_scale_and_a_prior(name: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive and finite in online training, got None"):
+        methods.LaplaceOnline(**{name: None})

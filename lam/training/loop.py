@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +311,7 @@ class Loop:
             **{name: _fingerprint_of(self.dataset, name) for name in ("labels", "targets")},
             "network": f"{type(self.network).__name__} of shapes {_fingerprint(shapes)}",
         }
-        return json.loads(json.dumps(resume_key))
+        return json.loads(json.dumps(resume_key, default=methodcaller("item")))  # numbers of NumPy become plain numbers
 
 
 def _flatten(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:

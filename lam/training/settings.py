@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -60,6 +61,9 @@ class TrainingOptions:
     precision: Precision = "32-true"
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if isinstance(value, np.generic):  # else it would give another seed and no JSON
+                object.__setattr__(self, name, value.item())
         for name, least in _LEAST.items():
             check_at_least(name, getattr(self, name), least)
         check_positive("learning_rate", self.learning_rate)

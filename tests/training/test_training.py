@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -250,6 +251,17 @@ def test_bfloat16_trains_and_keeps_float32_weights() -> None:
     trained = network()
     assert fit(trained, precision="bf16-mixed").losses[0] > 0
     assert trained.head.weight.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    step = Step()
+    step.settings = {"n_samples": np.int64(2)}
+    plain = fit(network(), learning_rate=2**-10, seed=1)
+    numbers = {"epochs": np.int64(1), "batch_size": np.int32(16), "learning_rate": np.float32(2**-10)}
+    fit(network(), **numbers, seed=np.int64(1), checkpoint_every=np.int64(2), step=step, folder=tmp_path)
+    step.settings = {"n_samples": 2}
+    assert fit(network(), learning_rate=2**-10, seed=1, step=step, folder=tmp_path).losses == plain.losses
 
 
 @pytest.mark.parametrize(("enabled", "precision"), [(True, "32-true"), (True, "bf16-mixed"), (False, "bf16-mixed")])

@@ -187,7 +187,19 @@ def probe_of(dataset: Any) -> Tensor:
     """Inputs of the first two items of a data set, not augmented."""
     check_items(dataset)
     plain = without_augmentation(dataset)
-    return torch.stack([torch.as_tensor(input_and_label(plain[index])[0]) for index in range(min(2, len(plain)))])
+    return torch.stack([_input_of(plain[index]) for index in range(min(2, len(plain)))])
+
+
+def _input_of(item: Any) -> Tensor:
+    """The input of an item as a tensor; a `ValueError` for an input that is no array of numbers."""
+    value = input_and_label(item)[0]
+    try:
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"inputs of a data set must be tensors, got {type(value).__name__}: convert them in the data set, images "
+            "for example by torchvision.transforms.ToTensor(); only lam.fit takes dictionaries of named inputs"
+        ) from error
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
@@ -196,7 +208,7 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
     return {
         "relation": training.relation,
         "preprocessing": getattr(dataset, "preprocessing", None),
-        "trained_on": item_hashes([torch.as_tensor(input_and_label(plain[index])[0]) for index in spread(len(plain))]),
+        "trained_on": item_hashes([_input_of(plain[index]) for index in spread(len(plain))]),
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -112,6 +113,17 @@ def test_inputs_of_items_may_be_arrays(method: str) -> None:
 
 
 @pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("kind", ["Image", "dict", "list"])
+def test_inputs_that_are_no_arrays_are_refused(kind: str) -> None:
+    made = {
+        "Image": Image.new("L", (8, 8)),
+        "dict": {"pixels": torch.zeros(8)},
+        "list": [torch.zeros(8), torch.zeros(8)],
+    }
+    with pytest.raises(ValueError, match=rf"inputs of a data set must be tensors, got {kind}: convert them"):
+        Deterministic().train(small.network(), [(made[kind], number % 2) for number in range(8)], small.training())
+
+
 @pytest.mark.parametrize(
     ("label", "message"), [(lambda n: f"class {n}", "labels must be integers, .* 'class"), (lambda n: n - 1, "got -1")]
 )

@@ -214,7 +214,10 @@ class Loop:
             self.network.eval()
             reseed(derive_seed(self.training.seed, at.epoch, "validation"), self.fabric.device)
             with torch.no_grad():
-                return float(validate(self.network))
+                value = validate(self.network)
+            if not hasattr(value, "__float__"):
+                raise ValueError(f"validate must return a number, higher for a better network, got {value!r:.80}")
+            return float(value)
 
         value = distributed.broadcast_from_rank_zero(judge)
         if not math.isfinite(value):

@@ -314,6 +314,12 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     assert checkpoints.load(tmp_path).path.name == "checkpoint-00000001"
 
 
+@pytest.mark.usefixtures("as_in_production")
+def test_a_validation_without_a_number_is_an_error() -> None:
+    with pytest.raises(ValueError, match="validate must return a number, .* got None"):
+        fit(network(), validate=lambda trained: None)
+
+
 def test_a_validation_that_is_not_finite_is_an_error() -> None:
     with pytest.raises(DivergenceError, match="the validation is nan at epoch 1, step 3"):
         fit(network(), validate=lambda _: float("nan"))

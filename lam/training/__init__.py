@@ -12,7 +12,7 @@ from torch import nn
 
 from lam.models.weights import check_tensors, unwrapped
 from lam.pairs.pairs import as_targets, check_label_vector, check_labels
-from lam.training.batches import classes_of
+from lam.training.batches import classes_of, labels_of_items
 from lam.training.loop import History, Loop
 from lam.training.settings import Accelerator, Precision, Training, TrainingOptions, resolve_accelerator
 from lam.training.steps import DivergenceError, Minibatch, Step
@@ -34,7 +34,8 @@ def train(
     Args:
         network: maps inputs (N, ...) to unit embeddings (N, D). After training, it is in evaluation mode, with the
             weights of the best epoch. Wrappers, such as torch.compile's, share these weights.
-        dataset: data set of (input, label, ...), with a length, and optionally `__getitems__` and `labels`.
+        dataset: data set of (input, label, ...), with a length, and optionally `__getitems__`, and `labels` or
+            `targets`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
         step: gradient of a batch; by default the gradient of the loss at the network's current weights.
         method: name of the method; checkpoints of another method are rejected.
@@ -141,11 +142,15 @@ def check_data(dataset: Any, training: Training) -> None:
         )
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
-    if training.per_class is not None and not hasattr(dataset, "labels"):
-        raise ValueError("per_class needs a data set with labels, got one without: leave per_class out")
-    if not hasattr(dataset, "labels") or not (training.by_label or training.per_class):
+    labels = getattr(dataset, "labels", None) if training.per_class is None else labels_of_items(dataset)
+    if training.per_class is not None and labels is None:
+        raise ValueError(
+            f"per_class needs a data set with labels, got {type(dataset).__name__} without: set its attribute labels "
+            "to the labels of all items, or leave per_class out"
+        )
+    if labels is None or not (training.by_label or training.per_class):
         return
-    labels = as_targets(dataset.labels)
+    labels = as_targets(labels)
     if len(labels) != len(dataset):
         raise ValueError(f"dataset has {len(dataset)} items, but {len(labels)} labels")
     (check_labels if training.by_label else check_label_vector)(labels)

@@ -26,7 +26,7 @@ class Batches(Dataset):
         process: rank of the process and number of processes. Each process reads its part of every batch; joined in
             order, the parts are the batch of a single process. The data set draws the same random numbers as in a
             single process only in the first part.
-        per_class: items of each class in a batch; the classes are the data set's `groups`, or else its `labels`. Each
+        per_class: items of each class in a batch; the classes are the data set's `groups`, or else its labels. Each
             batch draws classes, and items of these classes, without replacement. A smaller class gives all its items;
             a class of one item is never drawn. The last class is cut at the batch size. For large classes this is
             pytorch-metric-learning's `MPerClassSampler`, with other random numbers.
@@ -102,8 +102,13 @@ def input_and_label(item: Any) -> tuple[Any, Any]:
 
 
 def classes_of(dataset: Any) -> list[Tensor]:
-    """Positions of the items of each class that has at least two; classes are the data's `groups`, or else `labels`."""
+    """Positions of the items of each class that has at least two; classes are the data's `groups`, or else labels."""
     groups = getattr(dataset, "groups", None)
-    groups = torch.as_tensor(dataset.labels if groups is None else groups)
+    groups = torch.as_tensor(labels_of_items(dataset) if groups is None else groups)
     sizes = groups.unique(return_counts=True)[1].tolist()
     return [items for items in groups.argsort(stable=True).split(sizes) if len(items) > 1]
+
+
+def labels_of_items(dataset: Any) -> Any:
+    """The `labels` of a data set, or else torchvision's `targets`; None without either."""
+    return getattr(dataset, "labels", getattr(dataset, "targets", None))

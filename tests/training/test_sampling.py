@@ -102,6 +102,15 @@ def test_seed_epoch_and_place_decide_a_batch() -> None:
     assert len({tuple(sorted(indices)) for indices in first}) == len(first)
 
 
+def test_the_targets_of_torchvision_are_labels() -> None:
+    targets: Any = Uneven()
+    targets.targets = targets.labels.tolist()
+    del targets.labels
+    assert listed(Batches(targets, batch_size=12, per_class=3, seed=0, epoch=0)) == listed(batches())
+    with pytest.raises(ValueError, match="= 8 classes, .* got 5:"):
+        fit(network(), targets, per_class=2)
+
+
 def test_without_it_batches_pass_through_the_data() -> None:
     indices = listed(batches(per_class=None))
     assert [len(batch) for batch in indices] == [12, 12, 12, 4]

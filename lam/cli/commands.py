@@ -28,8 +28,8 @@ HEADLINES = {
 }
 """The metrics that commands print; `metrics.json` and the report hold all metrics."""
 _NO_STRANGERS = (
-    "not measured: the separation of strangers from known queries, as there are neither outsiders (--data.ood) nor "
-    "held-out classes to search for (--data.strangers)"
+    "not measured: the separation of strangers from known queries, as there are no outsiders (--data.ood); with "
+    "held-out classes (--data.strangers), lam calibrate measures it"
 )
 
 

@@ -100,6 +100,7 @@ class ConcentrationMethod(HeadMethod):
         if "network" in histories:
             model.fold()
             histories["network"] = replace(histories["network"], learned=loss.learned())
+        head_of(network, dataset, path)  # a batch norm after the head is the identity only before the training
         own: dict[str, Any] = {"kind": DeterministicEncoder if self.kappa == "none" else NormEncoder}
         if kappa_head is not None:
             own = {"kappa_head": kappa_head}

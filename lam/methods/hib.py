@@ -77,6 +77,7 @@ class Hib(Method):
         validate_network = None if validate is None else lambda model: validate(model.network)
         plan = replace(training, pretrained=False, validate=validate_network)
         histories = self.train_network(HibNetwork(network, path, uncertainty, self), dataset, plan, HibStep(self))
+        head_of(network, dataset, path)  # a batch norm after the head is the identity only before the training
         own = {"uncertainty": uncertainty, "unit_mean": False}
         return Trained(self.encoder_of(network, path, dataset, training, **own), histories)
 

@@ -94,6 +94,14 @@ def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method
             assert torch.equal(found.mean, torch.nn.functional.normalize(output))
 
 
+@pytest.mark.parametrize("method", ["hib", "mcinfonce", "simclr", "laplace_online"])
+def test_a_batch_norm_after_the_head_is_refused(method: str) -> None:
+    """It is the identity before the training, so the head seems to give the output."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match="head '3' does not give the direction of the network's output"):
+        find(method)().train(network, small.images(), small.training())
+
+
 def test_what_is_no_data_set_is_refused_by_its_kind() -> None:
     for wrong in (DataLoader(small.images()), small.network(), None):
         with pytest.raises(ValueError, match=f"and items .input, label., got {type(wrong).__name__}: .*loader.dataset"):

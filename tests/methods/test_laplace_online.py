@@ -180,21 +180,6 @@ def test_a_frozen_network_is_refused():
         train(make_network().requires_grad_(False), make_data(), loss=losses.build(margin=0.7), epochs=1, **QUIET)
 
 
-@pytest.mark.parametrize("refit", [False, True])
-def test_a_batch_norm_after_the_head_is_refused(refit: bool):
-    """It is the identity before the training, so that the head seems to give the output."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3))
-    with pytest.raises(ValueError, match="head '3' does not give the direction of the network's output"):
-        train(
-            network,
-            make_data(),
-            options=replace(OPTIONS, refit=refit),
-            loss=losses.build(margin=0.7),
-            epochs=2,
-            **QUIET,
-        )
-
-
 class Inside(nn.Module):
     def __init__(self, network: nn.Module):
         super().__init__()

@@ -19,7 +19,7 @@ from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.folder import ENCODER, GALLERY, read_data, require_finished
 from lam.runs.samples import Sample, read_samples
-from lam.utils.files import locked
+from lam.utils.files import MANIFEST, locked
 
 
 class Run:
@@ -64,8 +64,11 @@ class Run:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The present calibration, if any; the calibration of another encoder raises a `ValueError`."""
-        if not (self.folder / CALIBRATION).is_dir():
+        """The present calibration, if any; the calibration of another encoder raises a `ValueError`.
+
+        The manifest comes last, so a first calibration that was interrupted counts as none.
+        """
+        if not (self.folder / CALIBRATION / MANIFEST).is_file():
             return None
         return load_calibration(self.folder, key=self.fingerprint)
 

@@ -467,6 +467,16 @@ def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
         _ = Run(run_copy).calibration
 
 
+def test_a_run_whose_first_calibration_was_interrupted_counts_as_uncalibrated(
+    run_copy: Path, digit_folder: Path
+) -> None:
+    (run_copy / "calibration" / "generation-0").mkdir(parents=True)
+    assert Run(run_copy).calibration is None
+    assert main(["search", str(run_copy), str(digit_folder / "1" / "0.png")]) == 0
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
+    assert Run(run_copy).calibration is not None
+
+
 @pytest.mark.parametrize("score", ["cosine", "mean_cosine"])
 def test_a_cosine_that_accepts_is_named_without_a_minus(score: str) -> None:
     """Scores rise with doubt, so the statistic is minus a score; of these two it is the cosine itself."""

@@ -238,8 +238,8 @@ class Gallery:
     def _unerased(self) -> Refusal | None:
         """The refusal if traces of a deleted item are left, or None."""
         after = 1
-        if not self.store.erase_log():
-            where = "a reader of the database keeps its log, which still holds the item"
+        if kept := self.store.erase_log():
+            where = f"{kept}, which still holds the item"
         elif self._cache.exists():
             where = "the cache of the index may still hold the item, and cannot be deleted now"
         elif self._index.complaint is not None:

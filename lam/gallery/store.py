@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -314,12 +314,13 @@ class ItemStore:
     def _put_facts(self, facts: Mapping[str, str]) -> None:
         self._writer.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
-    def erase_log(self) -> bool:
-        """Move the log into the file, to overwrite deleted content; False if another process prevents this."""
-        with suppress(sqlite3.Error):
+    def erase_log(self) -> str:
+        """Move the log into the file, to overwrite deleted content; returns what prevents this, empty if nothing."""
+        try:
             (is_blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            return not is_blocked
-        return False
+        except sqlite3.Error as error:  # such as a full disk
+            return f"the database keeps its log ({error})"
+        return "a reader of the database keeps its log" if is_blocked else ""
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:

@@ -100,9 +100,15 @@ def test_what_is_deleted_is_in_no_file(tmp_path: Path) -> None:
     traces = (secret.vector, b"LABEL-OF-IT", b"PICTURE-OF-IT")
     assert any(trace in path.read_bytes() for path in tmp_path.iterdir() for trace in traces)
     store.write(["secret"])
-    assert store.erase_log()
+    assert store.erase_log() == ""
     assert not [trace for path in tmp_path.iterdir() for trace in traces if trace in path.read_bytes()]
     store.close()
+
+
+def test_a_log_that_cannot_be_moved_says_why(tmp_path: Path) -> None:
+    store = ItemStore(tmp_path / "items.sqlite")
+    store.close()
+    assert store.erase_log() == "the database keeps its log (Cannot operate on a closed database.)"
 
 
 def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def enrol(
 ) -> Enrolment:
     """One item for each id, in the order in which ids first occur.
 
-    Without fusion, the first image of an id becomes the item; a warning counts items whose images have several labels.
+    Without fusion, the first image of an id becomes the item; warnings count items whose images have several labels,
+    and copies with other metadata.
     With fusion, images of one identity have the same listed id or, without ids, the same label. The fused κ does not
     rise with the number of images (`lam.retrieval.fuse_identities` with an error correlation of 1). Repeated images
     count once, and the item has the metadata of its first image.
@@ -110,6 +111,7 @@ def enrol(
     if not fuse:
         _refuse_shared_ids(images, rows_by_id.values())
         _warn_of_several_labels(images, rows_by_id.values())
+        _warn_of_lost_metadata(images, rows_by_id.values())
     rows_by_id = {item_id: _distinct(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
     used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]
@@ -146,6 +148,17 @@ def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequ
         warnings.warn(
             f"{items} several labels, such as {images[row].path} as {label!r} and {other!r}: the first is kept; "
             "for an item each, give them ids in a list",
+            stacklevel=3,
+        )
+
+
+def _warn_of_lost_metadata(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
+    lost = [row for first, *others in groups for row in others if images[row].metadata != images[first].metadata]
+    if lost:
+        copies = "1 copy has" if len(lost) == 1 else f"{len(lost)} copies have"
+        warnings.warn(
+            f"{copies} other metadata than the first, such as {images[lost[0]].path}: only the first is kept; for an "
+            "item each, give them ids in a list",
             stacklevel=3,
         )
 

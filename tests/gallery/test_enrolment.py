@@ -38,6 +38,13 @@ def test_one_image_with_several_labels_is_said() -> None:
         enrol([images[0], images[0], images[2]], embeddings(3))
 
 
+def test_copies_with_other_metadata_are_counted() -> None:
+    images = [SourceImage(f"{name}.png", "a", 7, metadata={"sku": name}) for name in "xyz"]
+    with pytest.warns(UserWarning, match=r"2 copies have other metadata than the first, such as y\.png.*give them ids"):
+        enrolled = enrol(images, embeddings(3))
+    assert [json.loads(item.metadata) for item in enrolled.items] == [{"sku": "x"}]
+
+
 def test_texts_that_share_a_listed_id_are_not_dropped() -> None:
     texts = [SourceImage(f"t.csv:{row}", "x", content, "doc") for row, content in enumerate((5, 5, 6), 1)]
     assert len(enrol(texts[:2], embeddings(2))) == 1

@@ -139,6 +139,8 @@ class Client:
         uncertain: str = "keep", fuse: bool = False,
     ) -> Item:  # fmt: skip
         """Add an item, replace the item with this id, or fuse into this item; by default the content gives the id."""
+        if label is not None:
+            _check_text("a label", label)
         body = content if metadata is None else {**_part(content), "metadata": metadata}
         method, path = ("POST", "/v1/items") if id is None else ("PUT", _path(id))
         return _of(Item, self._ask(method, path, body, label=label, uncertain=uncertain, fuse=str(fuse).lower()))
@@ -171,7 +173,7 @@ class Client:
 
     def _ask(self, method: str, path: str, body: Query | Json | None = None, **parameters: Any) -> Json:
         content, headers = _encoded(body)
-        known = {name: json.dumps(v) if isinstance(v, dict) else v for name, v in parameters.items() if v is not None}
+        known = {name: _json(v) if isinstance(v, dict) else v for name, v in parameters.items() if v is not None}
         request = self._http.build_request(method, path, params=known, content=content, headers=headers)
         answer = self._send(request)
         for _ in range(self._retries):
@@ -217,7 +219,21 @@ def _encoded(body: Query | Json | None) -> tuple[bytes | None, dict[str, str]]:
     if isinstance(body, bytes):
         kind = next((kind for start, kind in _IMAGES.items() if body.startswith(start)), "application/octet-stream")
         return body, {"Content-Type": kind}
-    return json.dumps(body if isinstance(body, dict) else _part(body)).encode(), {"Content-Type": "application/json"}
+    return _json(body if isinstance(body, dict) else _part(body)).encode(), {"Content-Type": "application/json"}
+
+
+def _json(value: Json) -> str:
+    """JSON; numbers and arrays of numpy, pandas or torch become Python's."""
+
+    def plain(other: Any) -> Any:
+        if hasattr(other, "tolist"):
+            return other.tolist()
+        raise TypeError(
+            f"metadata and filters hold numbers, texts, lists and objects, got {type(other).__name__}: "
+            "give str(value), or leave it out"
+        )
+
+    return json.dumps(value, default=plain)
 
 
 def _part(query: Query) -> Json:
@@ -238,9 +254,13 @@ def _part(query: Query) -> Json:
     return {"embedding": b64encode(floats.tobytes()).decode(), "kappa": float(query.kappa)}
 
 
+def _check_text(name: str, value: str) -> None:
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a text, got {type(value).__name__}: give str(value)")
+
+
 def _path(id: str) -> str:
-    if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"an id must be a text, got {type(id).__name__}: give str(id)")
+    _check_text("an id", id)
     if {".", ".."} & {*id.split("/")}:  # httpx would resolve them, and reach another item
         raise ValueError(f"an id has no part . or .., got {id!r}")
     return f"/v1/items/{quote(id, safe='/')}"

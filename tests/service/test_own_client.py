@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import fields
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,31 @@ def test_vectors_of_other_libraries_are_sent(vector: Any, monkeypatch: pytest.Mo
     sent = json.loads(requests[0].content)
     assert np.frombuffer(base64.b64decode(sent["embedding"]), "<f4").tolist() == pytest.approx([0.6, 0.8])
     assert sent["kappa"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [(np.int64(7), 7), (np.float32(0.5), 0.5), (np.array([1, 2]), [1, 2]), (torch.tensor(3), 3), (np.str_("a"), "a")],
+)
+def test_values_of_other_libraries_are_sent_as_json(value: Any, sent: Any) -> None:
+    client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * 2)
+    with pytest.raises(ServiceError, match="418"):
+        client.add("text", metadata={"a": value})
+    with pytest.raises(ServiceError, match="418"):
+        client.search("text", filter={"must": [{"key": "a", "match": {"value": value}}]})
+    assert json.loads(requests[0].content)["metadata"] == {"a": sent}
+    assert json.loads(requests[1].url.params["filter"])["must"][0]["match"]["value"] == sent
+
+
+def test_values_that_json_cannot_hold_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    client, requests = answering()
+    with pytest.raises(TypeError, match=r"metadata and filters hold .*, got date: give str\(value\)"):
+        client.add("text", metadata={"day": date(2024, 1, 5)})
+    label: Any = float("nan")
+    with pytest.raises(TypeError, match=r"a label must be a text, got float: give str\(value\)"):
+        client.add("text", label=label)
+    assert not requests
 
 
 @pytest.mark.parametrize(

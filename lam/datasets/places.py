@@ -28,7 +28,7 @@ from lam.datasets.published import SIZE, check_present
 from lam.datasets.splits import PARTS, Splits
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import check_share
-from lam.utils.tables import Table
+from lam.utils.tables import Table, file_of
 
 _METRES = (("x", "y"), ("easting", "northing"))
 _DEGREES = ("lat", "lon")
@@ -58,8 +58,9 @@ def splits(
         allow_missing: whether missing images are left out with a warning.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
-    table = _table(Path(root).expanduser(), csv)
-    positions, paths = _positions(table), [Path(root).expanduser() / path for path in table.columns["path"]]
+    root = Path(root).expanduser()
+    table = _table(root, csv)
+    positions, paths = _positions(table), [file_of(root, path) for path in table.columns["path"]]
     area = next((table.columns[name] for name in ("area", "city") if name in table), ["everywhere"] * len(paths))
     names = sorted(set(area))
     labels = labels_of(area, names)

@@ -5,7 +5,7 @@ from pathlib import Path
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import file_id
 from lam.utils.checks import first_of
-from lam.utils.tables import Table, is_no_label
+from lam.utils.tables import Table, file_of, is_no_label
 
 
 def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceImage]:
@@ -39,7 +39,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
 def _file(table: Table, name: str, line: int) -> Path:
     if not name or "\0" in name:
         raise ValueError(f"{table.path}, {table.unit} {line}: the path must be the name of a file, got {name!r}")
-    return (table.path.parent / Path(name).expanduser()).absolute()
+    return file_of(table.path.parent, str(Path(name).expanduser())).absolute()
 
 
 def _image(table: Table, row: int, file: Path) -> SourceImage:

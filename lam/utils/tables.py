@@ -38,6 +38,12 @@ def is_no_label(label: str) -> bool:
     return label.lower() in ("-1", "-1.0", "nan", "<na>", "nat", "null", "n/a", "#n/a")
 
 
+def file_of(folder: Path, name: str) -> Path:
+    r"""The file that a cell names, relative to a folder. A \ separates folders, as in Windows, if that finds a file."""
+    path, other = folder / name, folder / name.replace("\\", "/")
+    return other if not path.exists() and other.exists() else path
+
+
 @dataclass(frozen=True)
 class Table:
     """The rows of a file by column.

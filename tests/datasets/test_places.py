@@ -47,6 +47,12 @@ class TestParts:
         assert numbers(parts.validation) == [1, 4, 7]
         assert numbers(parts.test) == [2, 5, 8]
 
+    def test_paths_of_windows_are_read(self, tmp_path):
+        root = layouts.places(tmp_path, street())
+        table = root / "places.csv"
+        table.write_text(table.read_text(encoding="utf-8").replace("images/", "images\\"), encoding="utf-8")
+        assert sorted(numbers(load("places", root=root, **SMALL).test)) == [16, 17, 18, 19]
+
     def test_another_file_and_the_paper_s_size(self, tmp_path):
         layouts.places(tmp_path, street(), name="mine.csv")
         test = load("places", root=tmp_path, csv="mine.csv").test

@@ -32,6 +32,14 @@ def test_columns_come_in_any_order(folder: Path, encoding: str) -> None:
     assert [image.content for image in found] == [file_id(folder / "a.png")] * 3
 
 
+def test_paths_of_windows_are_read(folder: Path) -> None:
+    (folder / "in").mkdir()
+    for name in ("in/c.png", "in\\d.png", "in/d.png"):
+        (folder / name).write_bytes(b"")
+    found = read_list(listed(folder, "path\nin\\c.png\nin\\d.png\n"))
+    assert [image.path for image in found] == [str(folder / name) for name in ("in/c.png", "in\\d.png")]
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [

@@ -77,7 +77,10 @@ def build(
         inspect.signature(constructor).bind(**arguments)
     except TypeError as error:
         allowed = ", ".join(inspect.signature(constructor).parameters)
-        raise ValueError(f"{name} does not take these options ({error}); it takes {allowed}") from None
+        raise ValueError(
+            f"{name} does not take these options ({error}); it takes {allowed}. If a configuration sets them for "
+            "another network, use --network.options={} and --network.weights=null"
+        ) from None
     with seeded(seed):
         try:
             network = constructor(**arguments)

@@ -61,7 +61,11 @@ def splits(
     root = Path(root).expanduser()
     table = _table(root, csv)
     positions, paths = _positions(table), [file_of(root, path) for path in table.columns["path"]]
-    area = next((table.columns[name] for name in ("area", "city") if name in table), ["everywhere"] * len(paths))
+    area = ["everywhere"] * len(paths)
+    if name := next((name for name in ("area", "city") if name in table), None):
+        area = table.columns[name]
+        if any(area):
+            table.check(name, bool, "not be empty", advice="images without one would match no image of an area")
     names = sorted(set(area))
     labels = labels_of(area, names)
     part = _parts_of_column(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)

@@ -754,6 +754,9 @@ def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) ->
 def test_a_stale_calibration_is_mended_without_a_restart(page: Browser) -> None:
     script = "(async () => (await import('/words.js')).aboutStale(90, {gallery_size: 60}))()"
     assert "Run “lam calibrate RUN”, send the service a SIGHUP, and reload" in page.run(script)
+    script = "(async () => { const { aboutWatch } = await import('/words.js'); "
+    script += "return [false, true].map((isStale) => aboutWatch('holds', isStale)); })()"
+    assert page.run(script) == ["The promise holds.", ""]
 
 
 @needs_chromium

@@ -117,7 +117,7 @@ function showState(state, size) {
 
 /** Show whether the promises hold. */
 function showWatch(state) {
-  say("watch", aboutWatch(state));
+  say("watch", aboutWatch(state, !$("stale").hidden));
   $("watch").className = `badge ${(state ?? "").replace(" ", "-")}`;
 }
 

@@ -266,10 +266,10 @@ export function aboutPair({ decision, probability, score, threshold, far, kappa 
     `${capital(close)}, ${side} ${cosine(threshold.accept_above)}; at most ${percent(far)} of ${others} are above that.`];
 }
 
-/** Whether the promises hold, in words; `state` is null without calibration. */
-export function aboutWatch(state) {
+/** Whether the promises hold, in words; `state` is null without calibration. A stale calibration promises nothing. */
+export function aboutWatch(state, isStale) {
   return {
-    holds: "The promise holds.",
+    holds: isStale ? "" : "The promise holds.",
     "in doubt": "The promise is in doubt: queries are no longer like those that the run was calibrated on. Calibrate it " +
       "on fresh ones.",
     broken: "The promise is broken: judged answers have more errors than promised. Calibrate it again.",

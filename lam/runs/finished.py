@@ -1,6 +1,7 @@
 """`Run`: the contents of a finished run's folder, read on first use."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -66,9 +67,12 @@ class Run:
     def calibration(self) -> Calibration | None:
         """The present calibration, if any; the calibration of another encoder raises a `ValueError`.
 
-        The manifest comes last, so a first calibration that was interrupted counts as none.
+        The manifest comes last, so a first calibration that was interrupted counts as none, with a warning.
         """
-        if not (self.folder / CALIBRATION / MANIFEST).is_file():
+        if not (folder := self.folder / CALIBRATION).is_dir():
+            return None
+        if not (folder / MANIFEST).is_file():
+            warnings.warn(f"{folder} is incomplete and counts as no calibration: run lam calibrate", stacklevel=2)
             return None
         return load_calibration(self.folder, key=self.fingerprint)
 

@@ -472,7 +472,8 @@ def test_a_run_whose_first_calibration_was_interrupted_counts_as_uncalibrated(
     run_copy: Path, digit_folder: Path
 ) -> None:
     (run_copy / "calibration" / "generation-0").mkdir(parents=True)
-    assert Run(run_copy).calibration is None
+    with pytest.warns(UserWarning, match="incomplete"):
+        assert Run(run_copy).calibration is None
     assert main(["search", str(run_copy), str(digit_folder / "1" / "0.png")]) == 0
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
     assert Run(run_copy).calibration is not None

@@ -468,6 +468,7 @@ def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
         _ = Run(run_copy).calibration
 
 
+@pytest.mark.filterwarnings("ignore:.*incomplete")
 def test_a_run_whose_first_calibration_was_interrupted_counts_as_uncalibrated(
     run_copy: Path, digit_folder: Path
 ) -> None:

@@ -208,8 +208,8 @@ def command_parser() -> argparse.ArgumentParser:
     add(
         "--gallery",
         choices=("held-out", "index"),
-        help="search the run's gallery (index) or a part of the held-out data (default: index, unless it lacks all "
-        "classes of these data)",
+        help="search the run's gallery (index) or a part of the held-out data (default: index; if it lacks all "
+        "classes of these data, or holds places, half of these data replace as many of its items)",
     )
     add("--folder", help="calibrate on fresh images, or a table of texts (default: the run's validation split)")
     add("--strangers", metavar="FOLDER", help="images or texts without a match, for a bound on their false accepts")

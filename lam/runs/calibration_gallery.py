@@ -5,12 +5,13 @@ A gallery of both has as many items as the labelled part of the run's gallery, b
 
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from lam.datasets import Dataset
+from lam.datasets import Dataset, PlaceImages
 from lam.datasets.base import stratified_split
 from lam.encoders.base import Encoder
 from lam.gallery.snapshot import Snapshot
@@ -52,6 +53,16 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
     return bool(stored) and stored <= set(images.classes) - names and int(counts.max()) > 1
 
 
+def stored_places(run: Run, test: Dataset) -> Float64[Tensor, "G _"] | None:
+    """Targets of the gallery's items, if all items are database images of the run's test split of places; else None."""
+    images = test.candidates
+    if not isinstance(images, PlaceImages):
+        return None
+    names = {str(row): path.name for row, path in enumerate(images.paths)}
+    stored = {item.id: Path(item.path).name for item in run.gallery.items}
+    return images.targets[[int(item) for item in stored]] if stored.items() <= names.items() else None
+
+
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
     """Held-out data, split into queries and a gallery by `images.is_query`, or by default into random halves."""
     is_query = images.is_query
@@ -71,20 +82,42 @@ def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
     return Searchable(stored, relevance, labels, is_stored=True, without_label=without_label)
 
 
-def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embeddings, seed: int) -> Searchable:
-    """The run's items, some replaced by one half of the held-out data, with a `Note` as a warning."""
+def stored_items_with_half(
+    gallery: Snapshot,
+    images: Dataset,
+    embeddings: Embeddings,
+    encoder: Encoder,
+    config: RunConfig,
+    *,
+    places: Float64[Tensor, "G _"] | None = None,
+) -> Searchable:
+    """The run's items, some replaced by the held-out database, or by one half of the data, with a `Note` as a warning.
+
+    `places` are the targets of the items (`stored_places`); None for items with labels.
+    """
     stored, labels, without_label = _labelled(gallery)
-    n_replaced = min(len(images) - len(images) // 2, len(labels))
-    is_query = _drawn(images, len(images) - n_replaced, seed)
-    kept = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[n_replaced:].sort().values
+    is_query = images.is_query
+    if is_query is None:
+        is_query = _drawn(images, len(images) - min(len(images) - len(images) // 2, len(labels)), config.seed)
+    n_replaced = min(int((~is_query).sum()), len(labels))
+    kept = torch.randperm(len(labels), generator=torch.Generator().manual_seed(config.seed))[n_replaced:].sort().values
+    holds, advice = "the places of the test split", ""
+    if places is None:
+        holds = f"no item of the {len(images.labels.unique())} validation classes"
+        advice = "; for your own classes, index their items and calibrate on a --folder of other items"
     warnings.warn(
-        f"the gallery holds no item of the {len(images.labels.unique())} validation classes: {n_replaced} of the "
-        f"{len(images)} validation items replace as many of its {len(labels)}; for your own classes, index their items "
-        "and calibrate on a --folder of other items",
+        f"the gallery holds {holds}: {n_replaced} of the {len(images)} validation items replace as many of its "
+        f"{len(labels)}{advice}",
         Note,
         stacklevel=3,
     )
     items = Embeddings.concatenate([_comparable(embeddings[~is_query]), _comparable(stored[kept])])
+    if places is not None:
+        targets = torch.cat([images.targets, places[kept]])
+        of_all = torch.cat([is_query, torch.zeros(len(kept), dtype=torch.bool)])
+        within = config.places.relevant_within
+        relevance = relevance_of(encoder.relation, targets, is_query=of_all, relevant_within=within)
+        return Searchable(items, relevance, None, is_stored=False, without_label=without_label)
     names = tuple(images.classes[number] for number in images.labels[~is_query].tolist())
     labels = tuple(labels[row] for row in kept.tolist())
     relevance = _relevance(images, labels, is_query)

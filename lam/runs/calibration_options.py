@@ -32,8 +32,8 @@ class CalibrationOptions:
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
         gallery: `index` searches the labelled items of the run's gallery; `held-out` searches one half of the
-            calibration data. The default is `index`. If the gallery holds no class of the validation split, one half of
-            this split replaces an equal number of gallery items, with a note.
+            calibration data. The default is `index`. If the gallery holds no class of the validation split, or if it
+            holds places, one half of this split replaces an equal number of gallery items, with a note.
         folder: a folder of fresh images in class sub-folders, or a table of texts with labels or answers; by default
             the validation split.
         strangers: a folder or table of queries without a match; by default the items of held-out classes. P(known) and

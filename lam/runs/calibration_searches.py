@@ -29,6 +29,7 @@ from lam.runs.calibration_gallery import (
     holds_none_of,
     stored_items,
     stored_items_with_half,
+    stored_places,
 )
 from lam.runs.calibration_options import CalibrationOptions
 from lam.runs.config import RunConfig
@@ -136,7 +137,10 @@ def search_known(inputs: Inputs) -> Known:
     """Search the gallery for the labelled queries; warn of training items and gallery items among them."""
     run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
     images = inputs.held_out()
-    replaces_half = options.gallery is None and options.folder is None and holds_none_of(run, images)
+    replaces_half, places = False, None
+    if options.gallery is None and options.folder is None and inputs.splits is not None:
+        places = stored_places(run, inputs.splits.test)
+        replaces_half = places is not None or holds_none_of(run, images)
     gallery = HELD_OUT if replaces_half else options.gallery or INDEX
     if gallery != HELD_OUT:
         images = images.queries
@@ -147,7 +151,7 @@ def search_known(inputs: Inputs) -> Known:
     if inputs.splits is not None and options.reference:
         reference = reference_features(encoder, inputs.splits.train, options.reference, seed=config.seed)
     if replaces_half:
-        searchable = stored_items_with_half(run.gallery, images, prediction.embeddings, config.seed)
+        searchable = stored_items_with_half(run.gallery, images, prediction.embeddings, encoder, config, places=places)
     elif gallery == HELD_OUT:
         searchable = half_of(encoder, images, prediction.embeddings, config)
     else:

@@ -410,6 +410,23 @@ def one_number() -> list[Row]:
 
 
 @table
+def doubt() -> list[Row]:
+    """How the doubt of five other networks goes with each score, on real networks."""
+    names = {
+        "kappa_aleatoric": "**κ_a**",
+        "kappa": "κ",
+        "cosine": "first cosine",
+        "votes": "votes of ten hits",
+        "relative_mahalanobis": "relative Mahalanobis",
+    }
+    rows: list[Row] = [["data", *names.values()]]
+    for cell, measured in kept("doubt").items():
+        figures = [measured["correlations"][score] for score in names]
+        rows.append([(REAL | REAL_HELD_OUT)[cell], *(f"{one['mean']:.2f} ± {one['std']:.2f}" for one in figures)])
+    return rows
+
+
+@table
 def answer_cost() -> list[Row]:
     rows: list[Row] = [["decide from", "bare search, ms", "κ, ms", "decision, ms", "κ and decision over search"]]
     for name, row in read("answers")["cost"].items():

@@ -1,0 +1,140 @@
+"""κ of ambiguity and its rivals beside the doubt of others: the disagreement of five networks that see the raw items.
+
+    python benchmarks/doubt.py --data FOLDER [--cache build/real] [--only NETWORK__DATA ...] [--draws 3]
+
+People's labels of each item, such as CIFAR-10H's, are not at hand. In their place, five small networks learn the
+classes from pixels, or from words: without lam, without the pretrained network, each with its own seed and width. Doubt
+is the entropy of their mean probability of the classes, on test items that no network trained on. lam embeds the same
+items by the features of `real.py features`. All classes are known; a fifth of the items, at most 1,000, are test
+queries, and half as many are calibration queries. Each score's figure is the rank correlation of doubt with minus the
+score. results/doubt.json; what other calls wrote stays in it.
+"""
+
+import argparse
+import sys
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from ambiguity import certainties, summary
+from PIL import Image
+from real import name_of
+from real_data import Places, load
+from real_scores import Cell, ambiguity_of, mean_of, part, trained_head, tuned
+from timing import kept, write
+from torch import Tensor, nn
+
+from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.aleatoric import rank_correlation
+from lam.retrieval.metrics.reference import Reference
+
+CELLS = [
+    *(("efficientnet_lite0", data) for data in ("cifar10", "clothes", "digits", "omniglot")),
+    *(("minilm", data) for data in ("clinc150", "banking77", "libraries")),
+]
+WIDTHS, BATCH, STEPS = (24, 32, 40, 48, 64), 128, 600
+SIDE, CROP, WORDS, MOST = 32, 2, 1 << 14, 1000
+
+
+def block(n_in: int, n_out: int) -> nn.Sequential:
+    """A convolution whose output has half the side."""
+    return nn.Sequential(nn.Conv2d(n_in, n_out, 3, padding=1), nn.BatchNorm2d(n_out), nn.ReLU(), nn.MaxPool2d(2))
+
+
+def network(width: int, n_classes: int, *, of_images: bool) -> nn.Sequential:
+    """A small network from pixels, or from indices of words, to logits."""
+    if of_images:
+        layers = [block(3, width), block(width, 2 * width), block(2 * width, 4 * width), nn.AdaptiveAvgPool2d(2)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.3), nn.Linear(16 * width, n_classes))
+    words = nn.EmbeddingBag(WORDS, 4 * width, padding_idx=0)
+    return nn.Sequential(words, nn.ReLU(), nn.Dropout(0.3), nn.Linear(4 * width, n_classes))
+
+
+def pixels(images: list[Image.Image]) -> Tensor:
+    """(N, 3, 32, 32) standardised pixels."""
+    values = torch.tensor(np.stack([np.asarray(image.convert("RGB").resize((SIDE, SIDE))) for image in images]))
+    values = values.permute(0, 3, 1, 2).float()
+    return (values - values.mean((0, 2, 3), keepdim=True)) / values.std((0, 2, 3), keepdim=True)
+
+
+def words(texts: list[str]) -> Tensor:
+    """(N, T) indices of words and pairs of words, by their hash; 0 fills the rows."""
+    rows = []
+    for text in texts:
+        split = text.lower().split()
+        tokens = [*split, *map(" ".join, pairwise(split))]
+        rows.append(torch.tensor([1 + zlib.crc32(token.encode()) % (WORDS - 1) for token in tokens]))
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def probabilities(x: Tensor, y: Tensor, trained: Tensor, asked: Tensor, width: int, seed: int) -> Tensor:
+    """Probabilities of the classes of the rows `asked`, by one network trained on the rows `trained`."""
+    torch.manual_seed(seed)
+    of_images = x.dim() == 4
+    net = network(width, int(y.max()) + 1, of_images=of_images)
+    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=STEPS)
+    for _ in range(STEPS):
+        rows = trained[torch.randint(len(trained), (BATCH,))]
+        batch = x[rows]
+        if of_images:
+            top, left = torch.randint(0, 2 * CROP + 1, (2,)).tolist()
+            batch = F.pad(batch, (CROP,) * 4, mode="reflect")[:, :, top : top + SIDE, left : left + SIDE]
+        optimizer.zero_grad()
+        F.cross_entropy(net(batch), y[rows]).backward()
+        optimizer.step()
+        schedule.step()
+    net.eval()
+    with torch.no_grad():
+        return torch.cat([net(one).softmax(1) for one in x[asked].split(256)]).double()
+
+
+def measure(places: Places, file: Path, data: str, seed: int) -> dict[str, Any]:
+    """All figures of one draw."""
+    of_file, items = part(file, data, seed), load(data, places)
+    known = (items.labels >= 0).nonzero().flatten()
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{data} {seed}".encode()))
+    known = known[torch.randperm(len(known), generator=generator)]
+    n = min(MOST, len(known) // 5)
+    rows = {"test": known[:n], "calibration": known[n : n + n // 2], "gallery": known[n + n // 2 :]}
+    y, gallery = of_file.labels, rows["gallery"]
+    assert torch.equal(y, items.labels)
+    cell = Cell(rows, of_file.features, y, *trained_head(of_file.features[gallery], y[gallery], seed))
+    x = words(items.items) if isinstance(items.items[0], str) else pixels(items.items)  # pyright: ignore[reportArgumentType]
+    each = [probabilities(x, y, known[n:], known[:n], width, 10 * seed + i) for i, width in enumerate(WIDTHS)]
+    mean = torch.stack(each).mean(0)
+    doubt = torch.special.entr(mean).sum(1)
+    posterior, reference = tuned(cell, cell.posterior()).posterior, Reference.of(*cell.of("gallery"))
+    test, labels = cell.of("test")
+    scores = certainties(cell, posterior, ambiguity_of(cell), reference, test)
+    first = y[gallery][rank(mean_of(cell, test), mean_of(cell, cell.of("gallery")[0]), k=1)[0][:, 0]]
+    return {
+        "recall@1": float((first == labels).double().mean()),
+        "accuracy of the networks": float((mean.argmax(1) == labels).double().mean()),
+        "correlations": {name: rank_correlation(doubt, -values.double()) for name, values in scores.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=Path("build/real"))
+    parser.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+    parser.add_argument("--draws", type=int, default=3)
+    parsed = parser.parse_args()
+    for encoder, data in CELLS:
+        name = name_of(encoder, data)
+        if parsed.only and name not in parsed.only:
+            continue
+        file, places = parsed.cache / f"{name}.safetensors", Places(parsed.data, parsed.cache)
+        drawn = [measure(places, file, data, seed) for seed in range(parsed.draws)]
+        write("doubt", {**kept("doubt"), name: {"draws": parsed.draws, **summary(drawn)}})
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

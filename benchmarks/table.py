@@ -867,18 +867,6 @@ def unseen() -> list[Row]:
 
 
 @table
-def corrupted() -> list[Row]:
-    keys = ["clean", *(f"{kind}_5" for kind in KINDS)]
-    rows: list[Row] = [["data", "mean", "clean", *(key.replace("_", " ") for key in keys[1:])]]
-    data = suites()
-    for name in ("fashionmnist", "photographs", "faces", "characters"):
-        for figure, title, digits in (("recall@1", "recall@1", 2), ("kappa", "κ", 0)):
-            of_key = [[seed[f"corruption_{key}_{figure}"] for seed in data[name]["laplace_posthoc"]] for key in keys]
-            rows.append([name if digits else "", title, *(f"{mean(values):.{digits}f}" for values in of_key)])
-    return rows
-
-
-@table
 def recovered_posteriors() -> list[Row]:
     """What `lam experiment posterior-recovery` found in the longer runs."""
     columns = ["rank correlation of μ", "rank correlation of κ", "κ̂ over κ"]

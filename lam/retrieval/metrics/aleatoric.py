@@ -39,6 +39,9 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
 
 
 def label_entropy(probabilities: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
-    """Entropy, in nats, of the labels that people gave each item: −Σ_c p_c log p_c."""
+    """Entropy, in nats, of the labels that people gave each item: −Σ_c p_c log p_c, float64.
+
+    Rows with the same probabilities in another order have equal entropies, so that they tie in a rank correlation.
+    """
     check_distributions("probabilities", probabilities)
-    return torch.special.entr(probabilities).sum(1)
+    return torch.special.entr(probabilities.double().sort(1).values).sum(1)

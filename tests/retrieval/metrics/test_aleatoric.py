@@ -1,5 +1,7 @@
 """What κ says of ambiguity, against SciPy and by hand."""
 
+import itertools
+
 import pytest
 import scipy.stats
 import torch
@@ -24,6 +26,14 @@ def test_rank_correlation_is_spearmans_with_ties() -> None:
 def test_entropy_of_labels() -> None:
     probabilities = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
     assert label_entropy(probabilities).tolist() == pytest.approx([scipy.stats.entropy([0.2, 0.3, 0.5]), 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entropies_tie_if_only_the_order_of_the_classes_differs(dtype: torch.dtype) -> None:
+    rows = torch.tensor(list(itertools.permutations((0.7, 0.2, 0.1, 0.0))), dtype=dtype)
+    entropy = label_entropy(rows)
+    assert len(entropy.unique()) == 1
+    assert rank_correlation(entropy, torch.arange(len(rows))) is None
 
 
 def test_what_cannot_be_is_refused() -> None:

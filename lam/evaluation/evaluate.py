@@ -144,9 +144,12 @@ def evaluate(
     entropy = None
     if (soft_labels := held_out.soft_labels) is not None:
         check_tensor("soft_labels", soft_labels)
-        if len(soft_labels) != len(targets):
-            raise ValueError(f"soft_labels must have a row for each of {len(targets)} items, got {len(soft_labels)}")
-        entropy = label_entropy(soft_labels).to(queries.device)[queries]
+        if soft_labels.ndim != 2 or len(soft_labels) != len(targets):
+            raise ValueError(
+                f"soft_labels must have shape (N, C) and a row for each of {len(targets)} items, got "
+                f"{tuple(soft_labels.shape)}"
+            )
+        entropy = label_entropy(soft_labels.detach()).to(queries.device)[queries]
     if reference is not None:
         metrics |= {"n_reference": len(reference), "reference_bytes": reference.nbytes}
 

@@ -95,21 +95,25 @@ def test_nmi_ari_and_purity_are_of_the_same_clusters_which_are_formed_once(monke
     assert len(formed) == 1
 
 
+@pytest.mark.usefixtures("as_in_production")
 def test_doubt_is_compared_with_the_entropy_of_peoples_labels_and_right_answers_with_wrong_ones():
     batches = make_batches(8)
     encoder = fit(batches[:4], likelihood_scale=1e3)
     n = sum(len(targets) for _, targets in batches[4:])
-    soft = torch.rand(n, 5, generator=torch.Generator().manual_seed(0)).softmax(1)
+    soft = torch.rand(n, 5, generator=torch.Generator().manual_seed(0)).softmax(1).requires_grad_()
     evaluation = lam.evaluate(encoder, HeldOut(batches[4:], soft_labels=soft), n_samples=4)
     for key, score in (("entropy_correlation", "kappa"), ("entropy_correlation_variance", "variance")):
-        expected = spearmanr(scipy_entropy(soft.double().numpy(), axis=1), evaluation.scores[score].numpy()).statistic
+        expected = spearmanr(
+            scipy_entropy(soft.detach().double().numpy(), axis=1), evaluation.scores[score].numpy()
+        ).statistic
         assert evaluation.metrics[key] == pytest.approx(expected, abs=1e-6)
     kappa, right = evaluation.embeddings.kappa.double().numpy(), evaluation.correct.numpy()
     if right.any() and not right.all():
         expected = mannwhitneyu(kappa[right], kappa[~right], method="asymptotic").pvalue
         assert evaluation.metrics["mann_whitney_p"] == pytest.approx(expected)
-    with pytest.raises(ValueError, match="soft_labels must have .* 64 items, got 63"):
-        lam.evaluate(encoder, HeldOut(batches[4:], soft_labels=soft[1:]), n_samples=4)
+    for wrong, shape in ((soft[1:], "63, 5"), (soft[:, 0], "64,"), (torch.tensor(1.0), "")):
+        with pytest.raises(ValueError, match=rf"soft_labels must have .* 64 items, got \({shape}\)"):
+            lam.evaluate(encoder, HeldOut(batches[4:], soft_labels=wrong), n_samples=4)
 
 
 def test_several_sets_have_names_and_the_first_is_the_main_one():

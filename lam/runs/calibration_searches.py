@@ -277,7 +277,7 @@ def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
 
 def _splits(run: Path, config: RunConfig) -> Splits:
     """The splits of a run; a `ValueError` if the data have changed."""
-    data = replace(config.data, ood=[])
+    data = replace(config.data, ood=[], soft_labels=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Note)  # the run showed these notes when it read the same data
         splits, _ = load_data(data, left_out(run, data.root), root_option="or give --data-root DIR")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from scipy.stats import betabinom
 from torch import Tensor
@@ -29,6 +30,7 @@ from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
 from lam.runs.index import index_images
 from lam.runs.run import run
+from lam.utils.files import seal
 from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
@@ -410,11 +412,17 @@ def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pyt
     data = run_copy / "data.json"
     data.write_text(data.read_text().replace('"items": 60', '"items": 61', 1))
     (run_copy / "MANIFEST.json").unlink()
-    from lam.utils.files import seal
-
     seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 1
     assert "the data of the run" in capsys.readouterr().err
+
+
+def test_a_calibration_needs_no_soft_labels(run_copy: Path) -> None:
+    settings = yaml.safe_load((run_copy / "config.yaml").read_text())
+    settings["data"]["soft_labels"] = str(run_copy / "gone.npy")
+    (run_copy / "config.yaml").write_text(yaml.safe_dump(settings))
+    seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
+    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
 
 
 def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ WATCH = "watch"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
+_SOFT_LABELS = "soft_labels"
 FORMAT = 1  # format number of a run
 
 
@@ -161,9 +162,17 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
-    """Names of the splits that have changed since a run started."""
+    """Names of the splits that have changed since a run started.
+
+    Soft labels are compared only if the run recorded them and these parts hold them: a calibration reads none.
+    """
     at_start = read_data(folder)["parts"]
-    return [name for name, items in parts.items() if at_start.get(name) != _summary(items)]
+
+    def differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+        optional = {_SOFT_LABELS} - (before.keys() & now.keys())
+        return any(before.get(name) != now.get(name) for name in (before.keys() | now.keys()) - optional)
+
+    return [name for name, items in parts.items() if differs(at_start.get(name, {}), _summary(items))]
 
 
 def read_data(folder: Path) -> dict[str, Any]:
@@ -172,10 +181,13 @@ def read_data(folder: Path) -> dict[str, Any]:
 
 
 def _summary(items: Dataset) -> dict[str, Any]:
-    """Number of items, SHA-256 of targets, classes and names (or texts), and SHA-256 of the image files."""
+    """Number of items, SHA-256 of targets, classes and names (or texts), of the image files, and of any soft labels."""
     content = repr((items.targets.tolist(), items.classes, list(items.names))).encode()
     files = hashlib.sha256("".join(map(sha256_of, items.files)).encode())
-    return {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}
+    summary = {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}
+    if items.soft_labels is not None:
+        summary[_SOFT_LABELS] = hashlib.sha256(repr(items.soft_labels.tolist()).encode()).hexdigest()
+    return summary
 
 
 def _with_defaults(settings: Any) -> Any:

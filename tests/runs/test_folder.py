@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -91,3 +92,16 @@ def test_images_exchanged_under_their_names_are_other_data(tmp_path: Path) -> No
     first, second = splits.train.files[:2]
     second.write_bytes(first.read_bytes())
     assert changed_parts(folder, parts) == ["train"]
+
+
+def test_other_soft_labels_are_other_data(tmp_path: Path) -> None:
+    splits = datasets.load("digits")
+    folder, test = tmp_path / "run", splits.test
+    test.soft_labels = torch.eye(10)[test.labels]
+    parts = {"train": splits.train, "test": test}
+    with open_for_writing(folder, load_config(DEMO).resolved(), parts, splits):
+        assert changed_parts(folder, parts) == []
+    test.soft_labels = test.soft_labels.flip(1)
+    assert changed_parts(folder, parts) == ["test"]
+    test.soft_labels = None  # a calibration reads none
+    assert changed_parts(folder, parts) == []

@@ -57,7 +57,8 @@ class Components(TensorRecord):
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]
         units = F.normalize(rows[chosen.to(rows.device)]).double()
         count = max(1, min(most, rows.shape[1], len(units) // 10))
-        fitted = PCA(count, random_state=seed).fit(units.cpu().numpy())
+        # torch takes seeds of 64 bits, also negative ones; scikit-learn only of 32 bits
+        fitted = PCA(count, random_state=seed % 2**32).fit(units.cpu().numpy())
         centre, axes = (torch.from_numpy(array).to(rows) for array in (fitted.mean_, fitted.components_))
         return Components(centre, axes)
 

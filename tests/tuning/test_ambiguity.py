@@ -382,6 +382,12 @@ def test_exported_with_the_encoder(tmp_path) -> None:
     torch.testing.assert_close(known, expected.p_known, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**63 - 1])
+def test_any_seed_of_64_bits(seed: int) -> None:
+    mean = F.normalize(items()[0])
+    assert learn(mean, mean, LabelRelevance(items()[1]), seed=seed).typicality(mean).isfinite().all()
+
+
 @pytest.mark.long
 def test_what_cannot_be_learnt_from_is_refused() -> None:
     encoder = encoder_of(*items(seed=1))

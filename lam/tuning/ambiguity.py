@@ -275,6 +275,11 @@ def learn(
     check_at_least("the number of dimensions of the embeddings", mean.shape[1], 2)
     check_finite("features", features)
     check_finite("mean", mean)
+    if not isinstance(kappa_head, KappaHead | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"kappa_head must be a lam.models.kappa_head.KappaHead, got {type(kappa_head).__name__}: give "
+            "encoder.kappa_head of an encoder that was trained with one"
+        )
     if kappa_head is not None and kappa_head.recipe["features"] != features.shape[1]:
         raise ValueError(
             f"the kappa_head takes {kappa_head.recipe['features']} features, got {features.shape[1]}: give the head of "

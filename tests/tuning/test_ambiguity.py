@@ -388,6 +388,14 @@ def test_any_seed_of_64_bits(seed: int) -> None:
     assert learn(mean, mean, LabelRelevance(items()[1]), seed=seed).typicality(mean).isfinite().all()
 
 
+@pytest.mark.usefixtures("as_in_production")
+def test_an_encoder_in_place_of_its_kappa_head_is_refused(learnt: lam.BayesianEncoder) -> None:
+    mean = F.normalize(items()[0])
+    head: Any = learnt
+    with pytest.raises(ValueError, match=r"KappaHead, got BayesianEncoder: give encoder.kappa_head"):
+        learn(mean, mean, LabelRelevance(items()[1]), kappa_head=head)
+
+
 @pytest.mark.long
 def test_what_cannot_be_learnt_from_is_refused() -> None:
     encoder = encoder_of(*items(seed=1))

@@ -23,12 +23,14 @@ def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
     path = Path(path)
     path = path / CIFAR10H if path.is_dir() else path
     if not path.is_file():
-        raise MissingDataError(f"{path} is missing: get it from CIFAR-10H, as its authors publish it")
+        source = "get it from CIFAR-10H, as its authors publish it"
+        advice = source if path.name == CIFAR10H else "give a .npy file of class probabilities, or CIFAR-10H's folder"
+        raise MissingDataError(f"{path} is missing: {advice}")
     try:
         with path.open("rb") as file:
             values = np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)
     except ValueError as error:
-        raise ValueError(f"{path} is no NumPy file of numbers: {error}") from None
+        raise ValueError(f"{path} is no NumPy file of numbers: {error}; write it with numpy.save") from None
     if values.ndim != 2 or len(values) != n_items:
         raise ValueError(f"{path} must hold a row for each of {n_items} images, got shape {values.shape}")
     labels = torch.from_numpy(values)

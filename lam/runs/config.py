@@ -77,7 +77,8 @@ class DataConfig:
         gallery: `classes` if every query has a match, `identities` if a query may lack one. By default `identities` for
             places, faces and data without labels, else `classes`.
         limit: greatest number of items in each split and OOD set, for a quick try.
-        soft_labels: a .npy file with the class probabilities of each test item, or CIFAR-10H's folder.
+        soft_labels: a .npy file with the class probabilities of each item of `lam.datasets.load(...).test`, in order,
+            before `limit` and `strangers`; or CIFAR-10H's folder.
         num_workers: number of processes that read images.
         seed: seed of random splits.
         duplicates: treatment of repeated images or texts: `keep` all, with a warning; `drop` all except one, or all if

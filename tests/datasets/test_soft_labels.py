@@ -48,6 +48,8 @@ def test_a_run_takes_them_with_the_images_that_it_keeps(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=f"{CIFAR10H} is missing: get it from CIFAR-10H"):
         read_soft_labels(tmp_path, 20)
+    with pytest.raises(MissingDataError, match=r"mine.npy is missing: give a .npy file of class probabilities"):
+        read_soft_labels(tmp_path / "mine.npy", 20)
     with pytest.raises(ValueError, match=r"a row for each of 10000 images, got shape \(20, 10\)"):
         read_soft_labels(made(tmp_path), 10000)
     np.save(tmp_path / "counts.npy", np.full((2, 10), 5.0))
@@ -67,5 +69,7 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes) -> No
     if content == b"cut":
         np.save(path, np.full((2, 2), 0.5))
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"labels\.npy is no NumPy file of numbers: ((?!unsafe).)*$"):
+    with pytest.raises(
+        ValueError, match=r"labels\.npy is no NumPy file of numbers: ((?!unsafe).)*; write it with numpy.save$"
+    ):
         read_soft_labels(path, 2)

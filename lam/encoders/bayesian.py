@@ -225,7 +225,8 @@ class BayesianEncoder(Encoder):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a posterior that was not fitted in batches, for no items, or for all of its items.
+            ValueError: for a posterior that was not fitted in batches, for no items, for all of its items, or for all
+                of its matches. The posterior then stays as it was.
         """
         old = self.posterior
         if not (old.curvature.adds_up and self.relation.in_batches):
@@ -238,7 +239,13 @@ class BayesianEncoder(Encoder):
         curvature, n_items = self._curvature_of(batches)
         if not 0 < n_items < old.n_items:
             raise ValueError(f"from 1 to {old.n_items - 1} of {old.n_items} items can be forgotten, got {n_items}")
-        self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
+        left = old.curvature - curvature
+        if left.counts[0] < 1:
+            raise ValueError(
+                f"no {next(iter(left.curvature.terms))} would be left, so the posterior would have no curvature: "
+                "forget fewer batches, or fit again without them"
+            )
+        self.posterior = replace(old, curvature=left, n_items=old.n_items - n_items)
         self.recommendation = None
 
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":

@@ -337,6 +337,16 @@ def test_a_batch_without_positive_pairs_can_be_forgotten():
     torch.testing.assert_close(encoder.posterior.curvature.sums, fit(batches).posterior.curvature.sums)
 
 
+@pytest.mark.parametrize("settings", [{}, {"structure": "diag"}, {"layers": "all"}])
+def test_the_last_matches_are_not_forgotten(settings: dict[str, str]):
+    matches, lonely = make_batches(1)[0], (torch.randn(3, 6), torch.arange(3))
+    encoder = fit([matches, lonely], **settings)
+    expected = encoder.embed(lonely[0]).kappa
+    with pytest.raises(ValueError, match="no positive pair would be left, .*: forget fewer batches, or fit again"):
+        encoder.forget([matches])
+    assert torch.equal(encoder.embed(lonely[0]).kappa, expected)
+
+
 @pytest.mark.filterwarnings(
     "ignore:the held-out data", "ignore:.*the mean of the samples"
 )  # the network is not trained

@@ -89,7 +89,8 @@ def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float
     The CPU draws the mask, so that every device has the same one.
     """
     shape = values.shape[1:] if isinstance(module, nn.Dropout) else (values.shape[1], *[1] * (values.ndim - 2))
-    keep = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
+    generator = torch.Generator().manual_seed(seed)
+    keep = torch.rand(1, *shape, generator=generator, dtype=torch.float32) >= module.p  # not torch's default type
     return keep.to(values) / (1 - module.p)
 
 

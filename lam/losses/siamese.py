@@ -56,7 +56,8 @@ class Siamese(DistributionLoss):
         """
         mean, kappa = self._checked(mean, kappa, pairs)
         first, second = pairs.positive.nonzero(as_tuple=True)
-        predicted, targets = F.normalize(self.predictor(mean)), (mean if targets is None else targets).detach()
+        predicted = F.normalize(self.predictor(mean.to(next(self.predictor.parameters()).dtype)))
+        targets = (mean if targets is None else targets).detach()
         cosine = (predicted[first] * targets[second]).sum(1)
         values = self._base(cosine)
         if self.explicit is not None:

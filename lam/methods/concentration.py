@@ -88,7 +88,7 @@ class ConcentrationMethod(HeadMethod):
         data, plan = self.training_data(dataset, training)
         start = self.start if in_phases or self.kappa == "none" else None
         loss = self.loss(layer.out_features, plan.seed)
-        norm = nn.BatchNorm1d(layer.out_features) if self.normalises else None
+        norm = nn.BatchNorm1d(layer.out_features, dtype=torch.float32) if self.normalises else None
         model = self.model()(network, path, kappa_head, loss, start=start, norm=norm)
         validate: Any = plan.validate
         first = replace(

@@ -45,8 +45,9 @@ class KappaHead(nn.Module):
             raise ValueError(f"start must be above 1, the least κ of the form exp, got {start}")
         self.recipe = {"features": features, "hidden": hidden, "start": start, "form": form}
         self.form: Form = form
+        dtype = torch.float32  # of the features, whatever torch's default type
         with seeded(seed):
-            self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, 1)
+            self.first, self.last = nn.Linear(features, hidden, dtype=dtype), nn.Linear(hidden, 1, dtype=dtype)
         with torch.no_grad():
             self.first.bias.zero_()
             self.last.weight.mul_(0.1)

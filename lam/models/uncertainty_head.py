@@ -33,17 +33,18 @@ class UncertaintyHead(nn.Module):
         check_at_least("features", features, 1)
         check_at_least("dimension", dimension, 1)
         self.recipe = {"features": features, "dimension": dimension, "shared": shared}
+        dtype = torch.float32  # of the features, whatever torch's default type
         with seeded(seed):
             self.layers = nn.Sequential(
-                nn.Linear(features, dimension),
-                nn.BatchNorm1d(dimension),
+                nn.Linear(features, dimension, dtype=dtype),
+                nn.BatchNorm1d(dimension, dtype=dtype),
                 nn.ReLU(),
-                nn.Linear(dimension, dimension),
-                nn.BatchNorm1d(dimension, affine=False),
+                nn.Linear(dimension, dimension, dtype=dtype),
+                nn.BatchNorm1d(dimension, affine=False, dtype=dtype),
             )
         shape = () if shared else (dimension,)
-        self.scale = nn.Parameter(torch.full(shape, 1e-4))
-        self.shift = nn.Parameter(torch.full(shape, -7.0))
+        self.scale = nn.Parameter(torch.full(shape, 1e-4, dtype=dtype))
+        self.shift = nn.Parameter(torch.full(shape, -7.0, dtype=dtype))
 
     def forward(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
         """Log variances (N, D)."""

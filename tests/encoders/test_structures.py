@@ -88,6 +88,17 @@ def test_it_forgets_batches_and_adds_others(structure: str):
     torch.testing.assert_close(joined.posterior.output_spread()(features).variance, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_fit_does_not_depend_on_the_default_type(structure: str):
+    network, batches, expected = make_network(), make_batches(), fit(**options_of(structure)).posterior.tensors()
+    torch.set_default_dtype(torch.float64)
+    try:
+        encoder = lam.fit(network, batches, lam.Laplace(margin=0.7, **options_of(structure)), progress=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, tensor in encoder.posterior.tensors().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
 @pytest.mark.long
 def test_it_is_exported(structure: str, tmp_path: Path):
     encoder, inputs = fit(D=WIDE, **options_of(structure)), make_batches(1)[0][0]

@@ -103,6 +103,19 @@ def law_an_encoder_is_read_back_to_the_bit(method: str, folder: Path) -> None:
     assert same(lam.load(folder / "again").embed(NEW), encoder.embed(NEW))
 
 
+def law_an_encoder_is_trained_and_read_back_whatever_the_default_type(method: str, folder: Path) -> None:
+    encoder, network = trained(method).encoder, small.network(dropout=0.1)
+    encoder.save(folder)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same(lam.load(folder).embed(NEW), encoder.embed(NEW))
+        if method != "deep_ensemble":  # builds networks of the default type
+            again = small.quick(method).train(network, DATA, small.training(seed=4)).encoder
+            assert again.embed(NEW).mean.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def law_an_encoder_is_evaluated(method: str, folder: Path) -> None:
     encoder = trained(method).encoder
     metrics = lam.evaluate(encoder, small.batches(small.images(20, seed=3)), [small.outside()], n_samples=4).metrics

@@ -37,6 +37,15 @@ def by_hand(network: EmbeddingNetwork, inputs: Tensor, seed: int, sample: int) -
     return network.head(values)
 
 
+def test_masks_do_not_depend_on_the_default_type():
+    values, expected = torch.ones(2, 50), mask_of(nn.Dropout(0.5), torch.ones(2, 50), seed=1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(mask_of(nn.Dropout(0.5), values, seed=1), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_samples_are_those_of_thinned_networks_made_by_hand(encoder: DropoutEncoder):
     prediction = encoder.predict(DATA.images, n_samples=6, joint=True)
     with torch.no_grad():

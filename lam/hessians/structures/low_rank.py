@@ -60,7 +60,8 @@ class LowRank(Structure):
         T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
         J = min(rank, F)
         cls.check(curvature, (D, F), cls.n_bytes(T, D, F, J), max_memory)
-        probes = torch.linalg.qr(torch.randn(F, J, generator=torch.Generator().manual_seed(0)))[0].to(weight.device)
+        normal = torch.randn(F, J, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+        probes = torch.linalg.qr(normal)[0].to(weight.device)
         return cls._of_zeros(cls.shapes(T, D, F, J), curvature, weight.device, has_bias=has_bias, probes=probes)
 
     @classmethod

@@ -260,11 +260,14 @@ class BayesianEncoder(Encoder):
             return NotImplemented
         if not _same_network(self.network, other.network):
             raise ValueError("only encoders of one network can be added: their weights differ")
-        adds_up = self.relation.in_batches and self.posterior.curvature.adds_up and other.posterior.curvature.adds_up
-        if self.relation != other.relation or not adds_up:
+        if self.relation != other.relation:
             raise ValueError(
-                "only encoders fitted in batches, with the same relation, can be added; got "
-                f"{self.relation} and {other.relation}"
+                f"only encoders with the same relation can be added, got {self.relation} and {other.relation}"
+            )
+        if not (self.relation.in_batches and self.posterior.curvature.adds_up and other.posterior.curvature.adds_up):
+            raise ValueError(
+                "only encoders fitted in batches can be added: a running mean of training, or pairs of scope "
+                '"dataset", cannot'
             )
         joined = copy(self)
         joined.posterior = self.posterior + other.posterior

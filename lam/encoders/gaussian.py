@@ -17,6 +17,9 @@ from lam.utils.autocast import without_autocast
 from lam.vmf.embeddings import Embeddings
 from lam.vmf.resultant import projected_resultant
 
+_MOST = 80.0
+"""Greatest log variance, so that float32 holds the sum of the variances."""
+
 
 class GaussianEncoder(TwoHeadedEncoder):
     """Embed by N(μ, diag(σ²)), with μ from the network's head and σ² from an uncertainty head on the same features.
@@ -44,9 +47,9 @@ class GaussianEncoder(TwoHeadedEncoder):
     @torch.no_grad()
     @without_autocast()
     def distribution(self, features: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
-        """μ and log σ² of items, from the inputs of the head."""
-        mean = self.unnormalised(features)
-        return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
+        """μ and log σ² of items, from the inputs of the head; log σ² is at most 80."""
+        mean, log_variance = self.unnormalised(features), self.uncertainty(features.float()).clamp(max=_MOST)
+        return F.normalize(mean) if self.unit_mean else mean, log_variance
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function that predicts batches; items share the noise for κ, but not the noise for joint samples."""

@@ -58,6 +58,14 @@ def make_encoder(*, unit_mean: bool = True, dimension: int = 3) -> GaussianEncod
     return GaussianEncoder(network.eval(), "head", uncertainty, unit_mean=unit_mean, seed=3)
 
 
+@pytest.mark.parametrize("factor", [255.0, 1e4, 1e6])
+def test_inputs_far_from_the_data_have_a_finite_variance_and_a_small_kappa(factor: float) -> None:
+    encoder, images = make_encoder(), make_data().batch(torch.arange(8))
+    far = encoder.embed(factor * images)
+    assert far.variance.isfinite().all()
+    assert (far.kappa <= encoder.embed(images).kappa).all()
+
+
 def test_the_frozen_network_keeps_every_bit_and_only_the_head_learns():
     network = NetworkWithBatchNorm()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}

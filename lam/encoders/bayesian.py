@@ -219,6 +219,8 @@ class BayesianEncoder(Encoder):
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
         """Subtract the curvature of batches on which the posterior was fitted.
 
+        A learnt ambiguity still holds the directions of its items: learn it again from the others.
+
         Args:
             loader: the batches to forget, as in the fit. Other batches raise no error, because the posterior keeps
                 only sums.

@@ -15,6 +15,7 @@ from lam.encoders.batches import Batch, HeldOut
 from lam.encoders.deterministic import SeededEncoder
 from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
+from lam.hessians.outputs import check_sphere
 from lam.losses import Loss
 from lam.losses.base import as_settings, settings_of
 from lam.models.head import find_head
@@ -180,7 +181,10 @@ def curvature_of_loss(loss: Loss, learned: Learned | None = None) -> dict[str, A
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
     """Path of a network's head, found on the first items of a data set; see `lam.models.head.find_head`."""
-    return find_head(network, probe_of(dataset), head)
+    path = find_head(network, probe_of(dataset), head)
+    layer: Any = network.get_submodule(path)
+    check_sphere(layer.out_features)
+    return path
 
 
 def probe_of(dataset: Any) -> Tensor:

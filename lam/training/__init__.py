@@ -131,6 +131,8 @@ def check_items(dataset: Any) -> None:
             f"dataset must have a length and items (input, label), got {type(dataset).__name__}: give a data set, such "
             "as digits.train or loader.dataset"
         )
+    if len(dataset) == 0:
+        raise ValueError("dataset must hold at least 2 items, got 0")
 
 
 def check_data(dataset: Any, training: Training) -> None:

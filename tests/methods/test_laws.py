@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import lam
 from lam.encoders.base import Encoder
@@ -109,9 +110,8 @@ def law_an_encoder_is_trained_and_read_back_whatever_the_default_type(method: st
     torch.set_default_dtype(torch.float64)
     try:
         assert same(lam.load(folder).embed(NEW), encoder.embed(NEW))
-        if method != "deep_ensemble":  # builds networks of the default type
-            again = small.quick(method).train(network, DATA, small.training(seed=4)).encoder
-            assert again.embed(NEW).mean.dtype == torch.float32
+        again = small.quick(method).train(network, DATA, small.training(seed=4)).encoder
+        assert again.embed(NEW).mean.dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -178,6 +178,15 @@ LAWS: list[Callable[[str, Path], None]] = [law for name, law in globals().items(
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_keeps_the_law(law: Callable[[str, Path], None], method: str, tmp_path: Path) -> None:
     law(method, tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_items_and_one_dimension_are_refused_before_any_work(method: str, as_in_production: None) -> None:
+    training = small.training(another=lambda _: nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Dropout(0.1)))
+    with pytest.raises(ValueError, match="dataset must hold at least 2 items, got 0"):
+        small.quick(method).train(small.network(dropout=0.1), TensorDataset(NEW[:0], DATA.labels[:0]), training)
+    with pytest.raises(ValueError, match="at least 2 outputs to lie on a sphere, got 1"):
+        small.quick(method).train(training.another(0), DATA, training)
 
 
 @pytest.mark.parametrize("method", METHODS)

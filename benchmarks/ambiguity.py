@@ -12,7 +12,7 @@ results/ambiguity.json; what other calls wrote stays in it.
 """
 
 import argparse
-import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -39,6 +39,8 @@ from lam.tuning.ambiguity import Ambiguity
 SHARES, CROPS, BLURS = (0.1, 0.2, 0.3, 0.4, 0.5), (0.8, 0.6, 0.4), (1, 2, 4)  # blurs in 60ths of the width
 NOISES, CONTRASTS = (15, 40, 80), (0.6, 0.3, 0.1)
 ITEMS, HITS = 100, 10
+Measure = Callable[[Places, Path, str, str, int], dict[str, Any]]
+"""The figures of one draw, from the folders, the file of features, the network, the data and the draw's number."""
 
 
 def changed_images(image: Image.Image, other: Image.Image) -> dict[str, list[Image.Image]]:
@@ -128,22 +130,23 @@ def summary(values: list[Any]) -> Any:
     return {"mean": (of := torch.tensor(values).double()).mean().item(), "std": of.std().item()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def measure_cells(description: str | None, results: str, cells: list[tuple[str, str]], measure: Measure) -> None:
+    """The command line of a benchmark that measures cells in several draws."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("build/real"))
-    parser.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+    parser.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in cells], metavar="NETWORK__DATA")
     parser.add_argument("--draws", type=int, default=3)
     parsed = parser.parse_args()
-    for network, data in CELLS:
+    for network, data in cells:
         name = name_of(network, data)
         if parsed.only and name not in parsed.only:
             continue
         file, places = parsed.cache / f"{name}.safetensors", Places(parsed.data, parsed.cache)
         drawn = [measure(places, file, network, data, seed) for seed in range(parsed.draws)]
-        write("ambiguity", {**kept("ambiguity"), name: {"draws": parsed.draws, **summary(drawn)}})
+        write(results, {**kept(results), name: {"draws": parsed.draws, **summary(drawn)}})
         print(name, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measure_cells(__doc__, "ambiguity", CELLS, measure)

@@ -1,4 +1,4 @@
-"""κ of ambiguity and its rivals beside the doubt of others: the disagreement of five networks that see the raw items.
+"""κ of ambiguity and its rivals, compared with the doubt of five other networks.
 
     python benchmarks/doubt.py --data FOLDER [--cache build/real] [--only NETWORK__DATA ...] [--draws 3]
 
@@ -10,8 +10,6 @@ queries, and half as many are calibration queries. Each score's figure is the ra
 score. results/doubt.json; what other calls wrote stays in it.
 """
 
-import argparse
-import sys
 import zlib
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ambiguity import certainties, summary
+from ambiguity import certainties, measure_cells
 from PIL import Image
-from real import name_of
 from real_data import Places, load
-from real_scores import Cell, ambiguity_of, mean_of, part, trained_head, tuned
-from timing import kept, write
+from real_scores import Cell, ambiguity_of, mean_of, read, trained_head, tuned
 from torch import Tensor, nn
 
 from lam.retrieval.index.exact import rank
@@ -90,17 +86,18 @@ def probabilities(x: Tensor, y: Tensor, trained: Tensor, asked: Tensor, width: i
         return torch.cat([net(one).softmax(1) for one in x[asked].split(256)]).double()
 
 
-def measure(places: Places, file: Path, data: str, seed: int) -> dict[str, Any]:
+def measure(places: Places, file: Path, _: str, data: str, seed: int) -> dict[str, Any]:
     """All figures of one draw."""
-    of_file, items = part(file, data, seed), load(data, places)
+    tensors, items = read(file), load(data, places)
+    features, y = tensors["features"].float(), tensors["labels"].long()
+    assert torch.equal(y, items.labels)
     known = (items.labels >= 0).nonzero().flatten()
     generator = torch.Generator().manual_seed(zlib.crc32(f"{data} {seed}".encode()))
     known = known[torch.randperm(len(known), generator=generator)]
     n = min(MOST, len(known) // 5)
     rows = {"test": known[:n], "calibration": known[n : n + n // 2], "gallery": known[n + n // 2 :]}
-    y, gallery = of_file.labels, rows["gallery"]
-    assert torch.equal(y, items.labels)
-    cell = Cell(rows, of_file.features, y, *trained_head(of_file.features[gallery], y[gallery], seed))
+    gallery = rows["gallery"]
+    cell = Cell(rows, features, y, *trained_head(features[gallery], y[gallery], seed))
     x = words(items.items) if isinstance(items.items[0], str) else pixels(items.items)  # pyright: ignore[reportArgumentType]
     each = [probabilities(x, y, known[n:], known[:n], width, 10 * seed + i) for i, width in enumerate(WIDTHS)]
     mean = torch.stack(each).mean(0)
@@ -116,22 +113,5 @@ def measure(places: Places, file: Path, data: str, seed: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=Path("build/real"))
-    parser.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
-    parser.add_argument("--draws", type=int, default=3)
-    parsed = parser.parse_args()
-    for encoder, data in CELLS:
-        name = name_of(encoder, data)
-        if parsed.only and name not in parsed.only:
-            continue
-        file, places = parsed.cache / f"{name}.safetensors", Places(parsed.data, parsed.cache)
-        drawn = [measure(places, file, data, seed) for seed in range(parsed.draws)]
-        write("doubt", {**kept("doubt"), name: {"draws": parsed.draws, **summary(drawn)}})
-        print(name, flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    measure_cells(__doc__, "doubt", CELLS, measure)

@@ -89,10 +89,15 @@ class Cell:
         return fit_features(x, pairs, self.weight, self.bias, Laplace(margin=0.7, **settings)).posterior
 
 
+def read(file: Path) -> dict[str, Tensor]:
+    """The tensors of a cell, without the layer before the features."""
+    with safe_open(file, "pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys() if name != "previous"}  # noqa: SIM118
+
+
 def part(file: Path, data: str, seed: int) -> Cell:
     """Part the features of a cell, and train a head where the network has none of its own."""
-    with safe_open(file, "pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys() if name != "previous"}  # noqa: SIM118
+    tensors = read(file)
     features, labels = tensors["features"].float(), tensors["labels"].long()
     rows = parted(tensors, labels, data, seed)
     x, y = features[rows["gallery"]], labels[rows["gallery"]]

@@ -62,10 +62,10 @@ def splits(
     table = _table(root, csv)
     positions, paths = _positions(table), [file_of(root, path) for path in table.columns["path"]]
     area = ["everywhere"] * len(paths)
-    if name := next((name for name in ("area", "city") if name in table), None):
+    name = next((name for name in ("area", "city") if name in table), None)
+    if name is not None and any(table.columns[name]):
+        table.check(name, bool, "not be empty", advice="images without one would match no image of an area")
         area = table.columns[name]
-        if any(area):
-            table.check(name, bool, "not be empty", advice="images without one would match no image of an area")
     names = sorted(set(area))
     labels = labels_of(area, names)
     part = _parts_of_column(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)

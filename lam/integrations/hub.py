@@ -64,10 +64,11 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         return cls.of(run.encoder, run.calibration, read_json(run.folder / run_folder.METRICS))
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
-        """Write the repository; warn of a card there that is not this encoder's.
+        """Write the repository with the `options` of `ModelHubMixin.save_pretrained`; warn of another encoder's card.
 
-        Options are those of `ModelHubMixin.save_pretrained`. An encoder without a calibration does not replace one with
-        a calibration, and metrics must be finite or None: a `ValueError` leaves the folder as it was.
+        Raises:
+            ValueError: if the folder holds the calibration of another encoder and this one has none, or for a metric
+                that is neither finite nor None. The folder then stays as it was.
         """
         folder = Path(save_directory)
         if self.calibration is None and (folder / FOLDER).exists():  # the mixin's method first deletes config.json

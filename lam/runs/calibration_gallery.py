@@ -101,10 +101,18 @@ def stored_items_with_half(
         is_query = _drawn(images, len(images) - min(len(images) - len(images) // 2, len(labels)), config.seed)
     n_replaced = min(int((~is_query).sum()), len(labels))
     kept = torch.randperm(len(labels), generator=torch.Generator().manual_seed(config.seed))[n_replaced:].sort().values
-    holds, advice = "the places of the test split", ""
     if places is None:
+        joined = tuple(images.classes[number] for number in images.labels[~is_query].tolist())
+        rest = tuple(labels[row] for row in kept.tolist())
+        relevance, names = _relevance(images, rest, is_query), joined + rest
         holds = f"no item of the {len(images.labels.unique())} validation classes"
         advice = "; for your own classes, index their items and calibrate on a --folder of other items"
+    else:
+        targets = torch.cat([images.targets, places[kept]])
+        of_all = torch.cat([is_query, torch.zeros(len(kept), dtype=torch.bool)])
+        within = config.places.relevant_within
+        relevance, names = relevance_of(encoder.relation, targets, is_query=of_all, relevant_within=within), None
+        holds, advice = "the places of the test split", ""
     warnings.warn(
         f"the gallery holds {holds}: {n_replaced} of the {len(images)} validation items replace as many of its "
         f"{len(labels)}{advice}",
@@ -112,16 +120,7 @@ def stored_items_with_half(
         stacklevel=3,
     )
     items = Embeddings.concatenate([_comparable(embeddings[~is_query]), _comparable(stored[kept])])
-    if places is not None:
-        targets = torch.cat([images.targets, places[kept]])
-        of_all = torch.cat([is_query, torch.zeros(len(kept), dtype=torch.bool)])
-        within = config.places.relevant_within
-        relevance = relevance_of(encoder.relation, targets, is_query=of_all, relevant_within=within)
-        return Searchable(items, relevance, None, is_stored=False, without_label=without_label)
-    names = tuple(images.classes[number] for number in images.labels[~is_query].tolist())
-    labels = tuple(labels[row] for row in kept.tolist())
-    relevance = _relevance(images, labels, is_query)
-    return Searchable(items, relevance, names + labels, is_stored=False, without_label=without_label)
+    return Searchable(items, relevance, names, is_stored=False, without_label=without_label)
 
 
 def _comparable(embeddings: Embeddings) -> Embeddings:

@@ -34,7 +34,6 @@ WATCH = "watch"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
-_SOFT_LABELS = "soft_labels"
 FORMAT = 1  # format number of a run
 
 
@@ -162,17 +161,9 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
-    """Names of the splits that have changed since a run started.
-
-    Soft labels are compared only if the run recorded them and these parts hold them: a calibration reads none.
-    """
+    """Names of the splits that have changed since a run started; without soft labels, theirs are not compared."""
     at_start = read_data(folder)["parts"]
-
-    def differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-        optional = {_SOFT_LABELS} - (before.keys() & now.keys())
-        return any(before.get(name) != now.get(name) for name in (before.keys() | now.keys()) - optional)
-
-    return [name for name, items in parts.items() if differs(at_start.get(name, {}), _summary(items))]
+    return [name for name, items in parts.items() if not _summary(items).items() <= at_start.get(name, {}).items()]
 
 
 def read_data(folder: Path) -> dict[str, Any]:
@@ -186,7 +177,7 @@ def _summary(items: Dataset) -> dict[str, Any]:
     files = hashlib.sha256("".join(map(sha256_of, items.files)).encode())
     summary = {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}
     if items.soft_labels is not None:
-        summary[_SOFT_LABELS] = hashlib.sha256(repr(items.soft_labels.tolist()).encode()).hexdigest()
+        summary["soft_labels"] = hashlib.sha256(repr(items.soft_labels.tolist()).encode()).hexdigest()
     return summary
 
 

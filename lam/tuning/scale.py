@@ -192,7 +192,7 @@ def calibrate_scale(
     if not 0 < least < greatest < math.inf:
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
     check_at_least("refinements", refinements, 0)
-    with tqdm(desc="tuning", unit="scale", disable=not progress) as bar:
+    with tqdm(desc="tuning", unit=" scales", disable=not progress) as bar:
         tuner = _Tuner(posterior, batches, relevance, n_samples, bar)
         exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
     best = min(exponents, key=tuner.score)

@@ -1,4 +1,4 @@
-"""Calibration of a run on places: positions say which items match, those of the run's gallery too."""
+"""Calibration of a run on places: positions decide which items match, also in the run's gallery."""
 
 import shutil
 from pathlib import Path

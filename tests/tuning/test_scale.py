@@ -285,4 +285,4 @@ def test_progress_counts_the_scales(capsys: pytest.CaptureFixture[str]):
     encoder.tune(batches[2:], n_samples=4, greatest=1e4)
     assert not capsys.readouterr().err
     encoder.tune(batches[2:], n_samples=4, greatest=1e4, progress=True)
-    assert f"tuning: {len(encoder.tuning.trials)}scale" in capsys.readouterr().err
+    assert f"tuning: {len(encoder.tuning.trials)} scales" in capsys.readouterr().err

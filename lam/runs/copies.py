@@ -1,6 +1,7 @@
 """Copies among the data of a run: an image or text in several splits, under several labels, or twice in one split.
 
-Copies make recall too good, because any network finds a copy of the query. Exact copies have the same file content or
+Copies make recall too good, because any network finds a copy of the query. A copy in an OOD set makes AUROC too low,
+because it is no stranger. Exact copies have the same file content or
 text. Near copies, such as resized or recompressed images, have similar perceptual hashes (ImageHash's `phash`).
 """
 
@@ -27,6 +28,9 @@ COPIES = "copies.csv"
 _PARTS = ("test", "validation", "train", "strangers")
 """Splits in order of priority: among copies, the item in the earliest split is the original, and is kept."""
 
+OOD_SET = "OOD set "
+"""Beginning of an OOD set's name among the parts of a run's data."""
+
 _HASH_SIDE = 16
 _NEAR = 24
 """Greatest number of bits, of 256, in which hashes of near copies differ."""
@@ -41,7 +45,7 @@ _NEIGHBOURS = 8
 
 
 class Item(NamedTuple):
-    """An item of a split; `path` is its file or number, and `label` is empty without a label."""
+    """An item of a split or OOD set; `path` is its file or number, and `label` is empty without a label."""
 
     part: str
     row: int
@@ -67,36 +71,49 @@ class Copy:
         return cls(kind, item.path, item.part, item.label, original.path, original.part, original.label)
 
 
-def exact_copies(splits: Splits) -> list[list[Item]]:
-    """Groups of items with equal content, the original first. Images without files are not compared."""
+def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """All splits and OOD sets of a run by name."""
+    return {**splits.parts(), **{OOD_SET + name: images for name, images in ood.items()}}
+
+
+def exact_copies(splits: Splits, ood: Mapping[str, Dataset]) -> list[list[Item]]:
+    """Groups of items with equal content, the original first. Images without files are not compared.
+
+    An item of an OOD set counts as a copy of items in splits only.
+    """
     groups: dict[str, list[Item]] = {}
-    for name, part in _in_order(splits):
+    for name, part in _in_order(splits, ood):
         for row, content in _contents(part):
             groups.setdefault(content, []).append(_item(name, part, row))
-    return [group for group in groups.values() if len(group) > 1]
+    return [group for group in groups.values() if len(group) > 1 and not _is_outside(group[0].part)]
 
 
-def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
-    """Splits with one item of each content, and the list of exact copies.
+def without_copies(splits: Splits, ood: Mapping[str, Dataset]) -> tuple[Splits, dict[str, Dataset], list[Copy]]:
+    """Splits and OOD sets with one item of each content, and the list of exact copies.
 
-    Items with equal content but different labels are all dropped, because the right label is unknown.
+    Items of splits with equal content but different labels are all dropped, because the right label is unknown.
     """
-    groups = exact_copies(splits)
+    groups = exact_copies(splits, ood)
     dropped: dict[str, set[int]] = {}
     for group in groups:
-        contradict = len({item.label for item in group}) > 1
+        contradict = len({item.label for item in group if not _is_outside(item.part)}) > 1
         for item in group if contradict else group[1:]:
             dropped.setdefault(item.part, set()).add(item.row)
-    kept = {name: _without_rows(name, part, dropped[name]) for name, part in _in_order(splits) if name in dropped}
-    return replace(splits, **kept), _as_copies(groups)
+    kept = {
+        name: _without_rows(name, part, dropped[name]) if name in dropped else part
+        for name, part in parts_of(splits, ood).items()
+    }
+    known = {name: part for name, part in kept.items() if not _is_outside(name)}
+    outside = {name.removeprefix(OOD_SET): part for name, part in kept.items() if _is_outside(name)}
+    return replace(splits, **known), outside, _as_copies(groups)
 
 
-def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> list[Copy]:
-    """All copies in splits. `hashes` holds perceptual hashes by file; files without a hash have no near copies."""
-    exact = exact_copies(splits)
+def find_copies(splits: Splits, ood: Mapping[str, Dataset], hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> list[Copy]:
+    """All copies in splits and OOD sets. `hashes` holds perceptual hashes by file; other files have no near copies."""
+    exact = exact_copies(splits, ood)
     repeated = {(item.part, item.row) for group in exact for item in group[1:]}
     items, bits = list[Item](), list[Tensor]()
-    for name, part in _in_order(splits):
+    for name, part in _in_order(splits, ood):
         for row, path in enumerate(part.files):
             if path in hashes and (name, row) not in repeated:
                 items.append(_item(name, part, row))
@@ -132,10 +149,10 @@ def remark_on(copies: Sequence[Copy], duplicates: Duplicates) -> str | None:
     if duplicates == "drop":
         dropped = "exact copies are left out, and so are the originals if the labels differ"
         return f"{_counts(copies)}: {dropped}; {COPIES} lists all"
-    return (
-        f"{_counts(copies)}: any network finds such items, so recall is too good; {COPIES} lists them, "
-        "--data.duplicates=drop leaves exact ones out"
-    )
+    outside = sum(_is_outside(copy.part) for copy in copies)
+    effects = ["any network finds such items, so recall is too good"] * (outside < len(copies))
+    effects += ["OOD items that copy known ones are no strangers, so AUROC is too low"] * (outside > 0)
+    return f"{_counts(copies)}: {'; '.join(effects)}; {COPIES} lists them, --data.duplicates=drop leaves exact ones out"
 
 
 def write_copies(copies: Iterable[Copy], folder: Path) -> None:
@@ -148,8 +165,13 @@ def read_copies(folder: Path) -> list[Copy]:
     return [Copy(**row) for row in read_csv(folder / COPIES)]
 
 
-def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
-    return sorted(splits.parts().items(), key=lambda named: _PARTS.index(named[0]))
+def _in_order(splits: Splits, ood: Mapping[str, Dataset]) -> list[tuple[str, Dataset]]:
+    parts = parts_of(splits, ood)
+    return sorted(parts.items(), key=lambda named: len(_PARTS) if _is_outside(named[0]) else _PARTS.index(named[0]))
+
+
+def _is_outside(part: str) -> bool:
+    return part.startswith(OOD_SET)
 
 
 def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
@@ -172,7 +194,7 @@ def _item(name: str, part: Dataset, row: int) -> Item:
 def _without_rows(name: str, part: Dataset, rows: set[int]) -> Dataset:
     kept = [row for row in range(len(part)) if row not in rows]
     if not kept:
-        raise ValueError(f"--data.duplicates=drop leaves nothing of the {name} split: all its items are copies")
+        raise ValueError(f"--data.duplicates=drop leaves nothing of the part '{name}': all its items are copies")
     return part.subset(torch.tensor(kept))
 
 
@@ -191,7 +213,11 @@ def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
     distances, found = index.search(hashes, min(_NEIGHBOURS, len(items)))
     copies = list[Copy]()
     for row, (near, originals) in enumerate(zip(distances.tolist(), found.tolist(), strict=True)):
-        earlier = [other for distance, other in zip(near, originals, strict=True) if distance <= _NEAR and other < row]
+        earlier = [
+            other
+            for distance, other in zip(near, originals, strict=True)
+            if distance <= _NEAR and other < row and not _is_outside(items[other].part)
+        ]
         if earlier:
             copies.append(Copy.of("near", items[row], items[earlier[0]]))
     return copies
@@ -202,8 +228,12 @@ def _counts(copies: Sequence[Copy]) -> str:
     counts = list[str]()
     for kind in ("exact", "near"):
         some = [copy for copy in copies if copy.kind == kind]
-        parts = sum(copy.part != copy.part_of_original for copy in some)
-        labels = sum(copy.label != copy.label_of_original for copy in some)
-        where = [f"{parts} in another split"] * bool(parts) + [f"{labels} under another label"] * bool(labels)
+        inside = [copy for copy in some if not _is_outside(copy.part)]
+        numbers = {
+            "in another split": sum(copy.part != copy.part_of_original for copy in inside),
+            "under another label": sum(copy.label != copy.label_of_original for copy in inside),
+            "in an OOD set": len(some) - len(inside),
+        }
+        where = [f"{number} {place}" for place, number in numbers.items() if number]
         counts += [f"{len(some)} {kind} copies" + (f" ({', '.join(where)})" if where else "")] * bool(some)
     return "the data hold " + " and ".join(counts)

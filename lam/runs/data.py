@@ -28,6 +28,7 @@ from lam.runs.copies import (
     Copy,
     check_copies,
     find_copies,
+    parts_of,
     perceptual_hash,
     read_copies,
     remark_on,
@@ -84,7 +85,7 @@ def load_data(
         splits = replace(splits, **{name: part.limit(limit, seed=seed) for name, part in splits.parts().items()})
         ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
     if data.duplicates == "drop":
-        splits, _ = without_copies(splits)
+        splits, ood, _ = without_copies(splits, ood)
     return leave_out(splits, ood, damaged)
 
 
@@ -157,10 +158,9 @@ def _check_items(
     # A rejected run has no folder yet: the list is written beside it.
     listed = None if data.skip_damaged else folder.with_name(f"{folder.name}-{DAMAGED}")
     DamagedFiles(listed, data.skip_damaged, reasons).settle(sum(len(part.files) for part in parts))
-    copies = find_copies(splits, hashes)
+    copies = find_copies(splits, ood, hashes)
     if data.duplicates == "drop":  # the splits no longer hold exact copies
-        whole, _ = load_data(replace(data, duplicates="keep"))
-        copies = [*without_copies(whole)[1], *copies]
+        copies = [*without_copies(*load_data(replace(data, duplicates="keep")))[2], *copies]
     check_copies(copies, data.duplicates)
     return copies, reasons
 
@@ -221,11 +221,6 @@ def check_texts(items: Dataset) -> None:
                 f"{preview.path}: {refusal} with the text, allowed is {refusal.allowed}: leave columns out, or lower "
                 "data.options.max_bytes"
             ) from None
-
-
-def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """All splits and OOD sets of a run by name."""
-    return {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
 
 
 def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:

@@ -18,6 +18,7 @@ from lam.runs.copies import (
     without_copies,
     write_copies,
 )
+from lam.runs.data import check_files
 
 SIZED = Preprocessing(size=(64, 64))
 
@@ -58,7 +59,7 @@ def copied(tmp_path: Path) -> Splits:
 
 
 def test_exact_copies_are_found_with_their_originals(copied: Splits, tmp_path: Path) -> None:
-    copies = find_copies(copied, {})
+    copies = find_copies(copied, {}, {})
     found = {(copy.kind, Path(copy.path).name, Path(copy.path_of_original).name) for copy in copies}
     assert found == {
         ("exact", "same.png", "0.png"),
@@ -74,12 +75,29 @@ def test_exact_copies_are_found_with_their_originals(copied: Splits, tmp_path: P
 
 
 def test_dropping_leaves_one_of_each_content_and_none_of_a_contradiction(copied: Splits) -> None:
-    splits, copies = without_copies(copied)
+    splits, _, copies = without_copies(copied, {})
     assert [path.name for path in splits.train.files] == ["near.jpg", "3.png"]
     assert [path.name for path in splits.validation.files] == ["4.png"]
     assert [path.name for path in splits.test.files] == ["0.png", "2.png", "5.png"]
     assert len(copies) == 2
-    assert without_copies(splits)[1] == []
+    assert without_copies(splits, {})[2] == []
+
+
+def test_copies_in_an_ood_set_are_counted_apart_and_dropped(copied: Splits, tmp_path: Path) -> None:
+    _image(7).save(tmp_path / "stranger.png")
+    paths = [tmp_path / name for name in ("5.png", "stranger.png", "stranger.png", "near.jpg")]
+    ood = {"others": FolderImages(paths, torch.zeros(4, dtype=torch.int64), name="images", classes=[""], preprocessing=SIZED)}
+    hashes, _ = check_files([*copied.parts().values(), *ood.values()], progress=False)
+    copies = find_copies(copied, ood, hashes)
+    outside = [(copy.kind, Path(copy.path).name, copy.part_of_original) for copy in copies if "OOD" in copy.part]
+    assert outside == [("exact", "5.png", "test"), ("exact", "near.jpg", "train")]
+    remark = remark_on(copies, "keep")
+    assert remark is not None
+    assert "4 exact copies (2 in another split, 1 under another label, 2 in an OOD set)" in remark
+    assert "AUROC" in remark
+    splits, kept, _ = without_copies(copied, ood)
+    assert [path.name for path in kept["others"].files] == ["stranger.png", "stranger.png"]
+    assert splits.test.files == without_copies(copied, {})[0].test.files
 
 
 def test_texts_are_compared_as_they_are_read_and_answers_are_not() -> None:
@@ -90,7 +108,7 @@ def test_texts_are_compared_as_they_are_read_and_answers_are_not() -> None:
         )
         for name in ("train", "validation", "test")
     }
-    copies = find_copies(Splits(**parts, answers=True), {})
+    copies = find_copies(Splits(**parts, answers=True), {}, {})
     assert [(copy.part, copy.part_of_original) for copy in copies] == [("validation", "test"), ("train", "test")]
 
 

@@ -195,6 +195,6 @@ def test_near_copies_are_counted(tmp_path: Path) -> None:
     splits = Splits(part.subset(range(5)), part.subset(range(5, 10)), part.subset(range(10, 15)))
     hashes, _ = check_files([part], progress=False)
     found = {
-        frozenset((Path(copy.path).stem, Path(copy.path_of_original).stem)) for copy in find_copies(splits, hashes)
+        frozenset((Path(copy.path).stem, Path(copy.path_of_original).stem)) for copy in find_copies(splits, {}, hashes)
     }
     assert found == {frozenset((str(number), f"{number} again")) for number in range(3)}

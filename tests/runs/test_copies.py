@@ -86,7 +86,11 @@ def test_dropping_leaves_one_of_each_content_and_none_of_a_contradiction(copied:
 def test_copies_in_an_ood_set_are_counted_apart_and_dropped(copied: Splits, tmp_path: Path) -> None:
     _image(7).save(tmp_path / "stranger.png")
     paths = [tmp_path / name for name in ("5.png", "stranger.png", "stranger.png", "near.jpg")]
-    ood = {"others": FolderImages(paths, torch.zeros(4, dtype=torch.int64), name="images", classes=[""], preprocessing=SIZED)}
+    ood = {
+        "others": FolderImages(
+            paths, torch.zeros(4, dtype=torch.int64), name="images", classes=[""], preprocessing=SIZED
+        )
+    }
     hashes, _ = check_files([*copied.parts().values(), *ood.values()], progress=False)
     copies = find_copies(copied, ood, hashes)
     outside = [(copy.kind, Path(copy.path).name, copy.part_of_original) for copy in copies if "OOD" in copy.part]

@@ -176,7 +176,7 @@ def cosine_intervals() -> list[Row]:
     files = {name: RESULTS / "real_intervals" / f"{cell}.json" for cell, name in REAL.items()}
     draws = {name: json.loads(file.read_text())["draws"] for name, file in files.items() if file.exists()}
     widths = "one width", "κ^(-1/4)"
-    heads = [f"{what}: {width}" for what in ("held", "held, least κ", "interval score") for width in widths]
+    heads = [f"{what}: {width}" for what in ("coverage", "coverage, least κ", "interval score") for width in widths]
     figures = [("coverage", 2), ("coverage_least_kappa", 2), ("score", 3)]
     rows = [
         [name, *(f"{mean(one[width][key] for one in of):.{digits}f}" for key, digits in figures for width in widths)]
@@ -624,7 +624,7 @@ def images() -> list[Row]:
 @table
 def supcon_settings() -> list[Row]:
     """What validation splits say, over the runs that have a setting."""
-    figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_made": "AUROC of made strangers"}
+    figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_made": "AUROC of altered images"}
     rows: list[Row] = [["curvature (seeds), on validation images", *figures.values()]]
     runs = [part for name, part in read("supcon_settings").items() if name != "machine"]
     for setting in dict.fromkeys(key for run in runs for key in run):
@@ -995,7 +995,7 @@ def training_losses() -> list[Row]:
 @table
 def curvature() -> list[Row]:
     heads = ["N, D, P", "pairs", "arccos fixed", "arccos full", "300 pairs, one at a time"]
-    rows: list[Row] = [[*heads, "all pairs, one at a time over ours", "BackPACK over ours"]]
+    rows: list[Row] = [[*heads, "slower: one pair at a time", "slower: BackPACK"]]
     for case in read("ggn")["all_pairs"]:
         times, alone = case["milliseconds"], case["one_pair_at_a_time_milliseconds_for_300"]["arccos fixed"]
         seconds = [
@@ -1084,7 +1084,7 @@ def on_a_gpu() -> list[Row]:
 @table
 def gallery_cost() -> list[Row]:
     results = read("gallery")
-    rows: list[Row] = [["items are", "one index and one JSON file", "gallery", "gallery over the other (range)"]]
+    rows: list[Row] = [["items are", "index and JSON file", "gallery", "ratio of gallery to JSON (range)"]]
     titles = {
         "replaced": "replaced by others",
         "same": "written again, the same",
@@ -1154,7 +1154,11 @@ def no_match() -> list[Row]:
 
 @table
 def verification() -> list[Row]:
-    heads = ["false accepts, by random splits", "false accepts, by the validation split", "true accepts then"]
+    heads = [
+        "false accepts, by random splits",
+        "false accepts, by the validation split",
+        "true accepts, by the validation split",
+    ]
     rows: list[Row] = [["target", *heads]]
     for row in calibrated()["verification"]["rates"]:
         rows.append([*rate(row), f"{row['of_validation']:.4f}", f"{row['true_accepts_of_validation']:.3f}"])
@@ -1166,7 +1170,7 @@ def probability() -> list[Row]:
     right, cells = calibrated()["p_correct"], []
     titles = {
         "same_gallery": "with the gallery of the calibration",
-        "stale": "with a larger gallery, nothing done about it",
+        "stale": "with a larger gallery, not calibrated again",
         "calibrated_again": "with the larger gallery, calibrated again",
     }
     for key, title in titles.items():
@@ -1212,7 +1216,7 @@ def strangers_of_classes() -> list[Row]:
 
 @table
 def setting_aside() -> list[Row]:
-    rows: list[Row] = [["recall@1 (seeds)", "trained intents", "intents set aside", "the latter, if trained"]]
+    rows: list[Row] = [["recall@1 (seeds)", "trained intents", "intents set aside", "the same intents, trained"]]
     for name in ("clinc150", "banking77"):
         row = read("intents")[f"cost_of_setting_aside_{name}"]
         known, aside, all_of = (

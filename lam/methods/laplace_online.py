@@ -53,8 +53,8 @@ class LaplaceOnline(LaplaceMethod):
         warmup_epochs: number of first epochs without noise; they update h, too.
         refresh_every: steps from one update of h to the next.
         refit: whether to form the curvature again after training, at the final weights, with the structure and the
-            prior of `laplace_posthoc`. Without a refit, h is a mean over past, noisy layers, and κ detects items of
-            unseen classes less well.
+            prior of `laplace_posthoc`. Without a refit, h is a mean over past, noisy layers, and κ detects altered
+            images less well.
         hessian_miner: pairs of h_batch: `all`, or pairs of `violating`, `easy`, `semihard` or `hard` triplets; see
             `lam.pairs.Mining`.
         hessian_max_pairs: largest number of these triplets, or of pairs of each type for `all`, drawn at random.

@@ -256,12 +256,12 @@ METRICS: dict[str, Metric] = {
         "share without a match", "neither", "the AUPRC of a useless score", prevalence, ("matched", "unmatched")
     ),
     "kappa_on_made": Metric(
-        "AUROC of κ, made outsiders",
+        "AUROC of κ, altered images",
         "higher",
         "mean over three alterations of validation images: inverted, pixels permuted, blurred",
     ),
     "variance_on_made": Metric(
-        "AUROC of the variance, made outsiders", "higher", "the same mean, by the variance before normalisation"
+        "AUROC of the variance, altered images", "higher", "the same mean, by the variance before normalisation"
     ),
     "tuned_scale": Metric("likelihood scale s", "neither", "chosen by the log score on the validation split"),
     "tuned_scale_low": Metric("s, from", "neither", "the least within one standard error of the best score"),

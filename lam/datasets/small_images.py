@@ -57,7 +57,7 @@ class SmallImages:
     def splits(
         self, *, root: str | Path | None = None, seed: int = 0, validation: int = 5000, download: bool = False
     ) -> Splits:
-        """The data set in [0, 1]; validation images are drawn from the training files.
+        """Splits with pixels in [0, 1]; validation images come from the training files.
 
         Args:
             root: folder of the files; by default $LAM_DATA/<name>, or the folder of a system package.

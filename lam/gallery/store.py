@@ -304,8 +304,8 @@ class ItemStore:
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
         """Replace all items of origin `index`, in one transaction; errors as in `write`.
 
-        Items that a service added or changed stay; a new item with one of their ids is dropped. If a new item equals an
-        intact old one, the key stays. The ids of `items` must differ.
+        Items that a service added or changed stay; a new item with one of their ids is dropped. A new item that
+        equals an intact old one keeps its key. The ids of `items` must differ.
         """
         with self._transaction() as changes:
             changes.replace(items)

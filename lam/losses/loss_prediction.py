@@ -11,13 +11,13 @@ def loss_prediction(
 ) -> Float[Tensor, ""]:
     """Mean of (u − ℓ)² over items, with the prediction u of an item's loss ℓ; ℓ gets no gradient.
 
-    Source: Yoo and Kweon (2019), "Learning loss for active learning", with the square that Kirchhof et al. (2023),
-    "URL: a representation learning benchmark for transferable uncertainty estimates", take instead of a ranking.
+    Source: Yoo and Kweon (2019), "Learning loss for active learning", compares losses in pairs; the squared error is
+    by Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
 
     Args:
         predicted: (N,) prediction for each item.
         losses: (N,) loss of each item.
-        counts: (N,) whether an item has a loss, as items with a positive pair do.
+        counts: (N,) whether an item has a loss; an item without a positive pair has none.
 
     Returns:
         A scalar, zero if no item has a loss.

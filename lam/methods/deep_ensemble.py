@@ -26,7 +26,7 @@ class DeepEnsemble(Method):
         n_members: M ≥ 2 networks.
         checkpoints: M files of weights (.safetensors or .pth) to load instead of training; empty to train.
         combine: `concatenate`, or `mean` as in Warburg et al.; see `EnsembleEncoder`.
-        reference: number of random training items, at least 2, that align the members for `concatenate`.
+        reference: number of random training items, at least 2, that align the members before κ is computed.
     """
 
     n_members: int = 5

@@ -175,7 +175,7 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
 def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
     """Inputs and outputs of layers by path, in the order of the calls, recorded while the network runs.
 
-    With gradients enabled, an output without a gradient becomes a leaf of the autograd graph. Later layers get a copy
+    With gradients enabled, a float output that requires no gradient is made to require one. Later layers get a copy
     of the output, so they cannot change the record in place.
     """
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}

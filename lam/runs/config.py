@@ -202,8 +202,8 @@ class EvaluationConfig:
     """Evaluation of the encoder; see `lam.evaluate`.
 
     Attributes:
-        n_samples: number of sampled embeddings from which each κ and the calibration metrics are computed, in tuning,
-            evaluation and all later embeddings.
+        n_samples: number of samples of each item that give κ and the calibration metrics, in tuning, evaluation and
+            later.
         reference: number of training items among which the k-NN score finds neighbours.
         corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 skips the test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,

@@ -14,10 +14,10 @@ from lam.hessians.structures.base import Shapes, Structure, eigen, share_negativ
 class Full(Structure):
     """The exact matrix Σ_a H_a ⊗ φ_a φ_aᵀ; weight (i, j) of the layer has the index i F + j.
 
-    `Structure` defines H_a and φ_a. The posterior precision sets negative eigenvalues to zero.
+    `Structure` defines H_a and φ_a. The posterior takes negative eigenvalues of the matrix as zero.
 
     Attributes:
-        sums: (T, D F, D F) sums of the terms.
+        sums: (T, D F, D F) the sum for each of the T terms of the loss.
     """
 
     name = "full"

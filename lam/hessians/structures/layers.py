@@ -47,10 +47,10 @@ class LayersCurvature(SummedCurvature):
         *,
         max_memory: int = MAX_MEMORY,
     ) -> Same:
-        """The structure with all sums zero, in float64, for modules and their weights by path.
+        """The structure with all sums zero, in float64; `layers` maps paths to modules and weights.
 
         Raises:
-            ValueError: for cross terms, layers that the structure does not take, and sums beyond `max_memory`.
+            ValueError: for cross terms of two items, unsupported layers, and sums beyond `max_memory`.
         """
         cls.check_cross_terms(curvature)
         unsupported = [path for path, (module, _) in layers.items() if not cls.takes(module)]

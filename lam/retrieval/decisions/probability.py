@@ -91,10 +91,10 @@ class MonotoneRegression:
         return (self.intercept - self._weighted(scores)).sigmoid()
 
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
-        """Σ_j w_j x_j / Σ_j w_j, float64, in the same order as 1 − P; 0 if all weights are 0.
+        """Weighted mean Σ_j w_j x_j / Σ_j w_j, float64, which rises with 1 − P; 0 if all weights are 0.
 
-        Doubts from regressions on different parts of the data are comparable, unlike log odds: with fewer queries, the
-        penalty shrinks the weights more.
+        Doubts of regressions on different parts of the data are comparable. Log odds are not, because the penalty
+        shrinks the weights more if there are fewer queries.
         """
         total = sum(self.weights)
         return self._weighted(scores) / (total or 1.0)

@@ -37,13 +37,13 @@ class Reading:
 
     Attributes:
         name: `kappa` or `cosine` for a test of the queries; `far` or `wrong` for a test of the feedback.
-        evidence: wealth of the bets now, 1 at the beginning.
-        peak: greatest wealth so far.
-        needed: wealth at which the test raises a permanent alarm.
+        evidence: value of the martingale now; it starts at 1.
+        peak: greatest value so far.
+        needed: value at which the test raises a permanent alarm.
         n: number of queries, or of judged answers.
         errors: number of errors among the judged answers; None for queries.
-        limit: error rate above which evidence grows: the promised rate or, if higher, the upper end of the interval of
-            the calibration's rate. None for queries.
+        limit: error rate above which evidence grows: the promised rate or, if higher, the upper confidence limit
+            of the rate in the calibration. None for queries.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Reading:
 
 
 class _Test:
-    """A martingale that raises an alarm once its wealth reaches 1/alpha; `counts` are its further state."""
+    """A martingale that raises an alarm once its value reaches 1/alpha; `counts` are its further state."""
 
     def __init__(self, n_bets: int, alpha: float, *, breaks: bool = False, **counts: np.ndarray) -> None:
         self.martingale, self.breaks, self.counts = Martingale((n_bets,)), breaks, counts

@@ -70,9 +70,8 @@ class UnseenClasses:
     def p_new(self, scores: Float[Tensor, " Q"], nearest: Int[Tensor, "..."]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a new class": small means that its class is in the gallery.
 
-        p = (1 + A)/(M + 1), where A of the M single items (the only ones of their class) have a `left_out` of at least
-        the score: they are as near to another item as the new item is to the gallery. If the nearest gallery item is
-        single, A includes it, because the new item is its neighbour. For exchangeable items,
+        p = (1 + A)/(M + 1). M gallery items are single, the only ones of their class. A of them are at least as near to
+        another item (`left_out`), or to the new one, as the new item is to the gallery. For exchangeable items,
         P(p ≤ α | its class is new) ≤ α.
 
         Args:

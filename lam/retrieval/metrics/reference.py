@@ -190,13 +190,12 @@ def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
 def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
     """`mahalanobis` of z = φ/‖φ‖^β: min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), with β from 0 (raw features) to 1 (unit vectors).
 
-    The reference alone determines β (`Reference.exponent`). For Gaussian data in q dimensions, the squared distance of
-    an item to its class follows χ²_q, with variance over squared mean of 2/q. Each half of the reference is compared
-    with the classes of the other half. Of 0, ¼, ½, ¾ and 1, the β with the ratio nearest to 2/q is chosen.
+    The reference alone determines β (`Reference.exponent`), among 0, ¼, ½, ¾ and 1. For Gaussian data in q dimensions,
+    the squared distance of an item to its class follows χ²_q, so its variance / mean² is 2/q. lam chooses the β whose
+    ratio is nearest to 2/q, measured from each half of the reference to the classes of the other half.
 
-    Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
-        spectrum and the local dimension of the features; Mueller and Hein (2025), who show that varying lengths spoil
-        the Gaussian, for the criterion here.
+    Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202: the exponent, chosen by the spectrum and the
+        local dimension of the features. Mueller and Hein (2025) show that varying lengths spoil the Gaussian.
     """
     lengths = features.norm(dim=1, keepdim=True)
     scaled = reference.directions_of(features) * lengths ** (1 - reference.exponent)

@@ -32,7 +32,7 @@ class Searches:
         mated: (Q,) the highest cosine of a matching item; −∞ without a match.
         other_hits: (Q, K) the items of highest cosine that do not match.
         others: (Q, K) cosines of `other_hits`, padded with −∞ if fewer than K items do not match.
-        rank: (Q,) rank of the first match, counted from 1; of tied items, the match is last. 0 without a match.
+        rank: (Q,) rank of the first match, counted from 1; ties count against the match. 0 without a match.
         gallery_size: number of searched items, without the query itself.
     """
 

@@ -47,15 +47,15 @@ class Votes:
         return -torch.where(self.correct, right, 1 - right).log()
 
     def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> ReliabilityBins:
-        """Sort the queries into B equal bins of confidence, in exact integer arithmetic.
+        """Sort the queries into B confidence bins of equal width, in exact integer arithmetic.
 
         Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
             do not say which end belongs to a bin; their code has `closed="left"`.
 
         Args:
             bins: number of bins B, at least 1.
-            closed: the end that belongs to a bin. "right": v/S is in bin ⌈B·v/S⌉, 0 in the first bin. "left": v/S is
-                in bin ⌊B·v/S⌋ + 1, and 1 in no bin, as in Warburg et al.'s code.
+            closed: the end that belongs to a bin. "right": v/S is in bin ⌈B·v/S⌉, or 1 if v = 0. "left": v/S is
+                in bin ⌊B·v/S⌋ + 1, and v = S in no bin, as in Warburg et al.'s code.
 
         Raises:
             ValueError: for fewer than one bin, or another value of `closed`.

@@ -7,9 +7,9 @@ because the run chose its epoch and likelihood scale on the validation split.
 
 By default, the queries search the run's gallery, including items that a service added. If the gallery holds no class of
 the validation split, one half of the split replaces an equal number of gallery items. With the gallery `held-out`,
-which images of places need, one half of the calibration data searches the other half. A search of each item among all
-others would be wrong: two items are often each other's nearest non-match, so their score counts twice (over 200 splits
-of FashionMNIST, a target of 0.001 gave a rate of 0.0019).
+one half of the calibration data searches the other half. A search of each item among all others would be wrong: two
+items are often each other's nearest non-match, so their score counts twice (over 200 splits of FashionMNIST, a target
+of 0.001 gave a rate of 0.0020).
 """
 
 import warnings

@@ -196,7 +196,7 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
         function: function whose annotations are the right types.
         options: values by argument name.
     """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # a quarter of a second to import
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # a tenth of a second to import
 
     parameters = inspect.signature(function).parameters
     for option, value in options.items():

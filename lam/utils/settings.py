@@ -58,7 +58,7 @@ def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix:
     Raises:
         ValueError: naming every setting that is unknown, missing, of another type or outside its range.
     """
-    from pydantic import TypeAdapter, ValidationError  # a quarter of a second to import
+    from pydantic import TypeAdapter, ValidationError  # a tenth of a second to import
 
     try:
         return TypeAdapter(record).validate_python(_expand_home(settings))

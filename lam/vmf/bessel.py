@@ -160,7 +160,7 @@ def tabulate_for_export(dimension: int) -> None:
     """Compute the table that exported graphs use to invert `bessel_ratio`, to 1e-8, if the dimension is below 42.
 
     Without the table, the graph unrolls two steps of Halley's method, each with up to 20 steps of backward recursion.
-    This takes hundreds of nodes and half a minute of export. The table takes fourteen nodes.
+    This takes hundreds of nodes and seconds of export. The table takes about twenty nodes.
     """
     if _recursion_steps(dimension) > 0:
         _corrections(dimension)

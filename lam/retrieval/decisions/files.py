@@ -73,7 +73,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             f"the calibration in {folder} is of another network, posterior or preprocessing than the run's, so its "
             f"thresholds do not apply: run `lam calibrate {run}` again"
         )
-    from pydantic import TypeAdapter  # a quarter of a second to import
+    from pydantic import TypeAdapter  # a tenth of a second to import
 
     kinds = _OWN | _OF_PARTS
     records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in kinds.items()}

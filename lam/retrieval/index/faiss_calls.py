@@ -160,7 +160,7 @@ def to_cpu(index: Any) -> Any:
 def matrix_product(queries: int) -> Iterator[None]:
     """For four or more queries, make FAISS compare all queries with all items by one matrix product.
 
-    By default, FAISS 1.15 reads the items once per query while queries · D is at most 128,000. This is 5 times slower
+    By default, FAISS 1.15 reads the items once per query while queries · D is at most 128,000. This is 6 times slower
     for 32 queries in 512 dimensions, and faster only for 1 or 2 queries. A lock guards FAISS's global setting.
     """
     import faiss

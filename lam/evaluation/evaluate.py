@@ -42,10 +42,10 @@ class Evaluation:
         candidates: (G,) positions of the gallery items in the evaluated set.
         hits: (Q, K) positions of the hits in the evaluated set, best first, without the query itself.
         correct: (Q,) whether the first hit matches the query.
-        answerable: (Q,) whether any gallery item matches; retrieval metrics leave out the other queries.
+        answerable: (Q,) whether any gallery item matches; retrieval metrics leave out queries without a match.
         relevance: which items match each query.
-        reliability: accuracy in bins of confidence; None for a method without samples.
-        primary: name of the score in OOD metrics without a suffix: the encoder's own score if available, else `kappa`.
+        reliability: accuracy in bins of confidence; None without sampled networks, or if no query has a match.
+        primary: name of the score behind OOD metrics without a suffix: the encoder's own if available, else `kappa`.
         scores: (Q,) values of each score for the queries; higher means more doubt.
         ood_scores: values of each score for OOD items, by OOD set.
         ood_embeddings: embeddings of OOD items, by OOD set.
@@ -80,10 +80,10 @@ def evaluate(
     """Measure retrieval, calibration and OOD detection.
 
     Each query searches all other items, unless `HeldOut.is_query` separates queries and gallery. OOD items search the
-    same gallery, so the cosine and margin of their first hits are scores too. Metrics such as AUROC are computed for
-    every available score of `lam.retrieval.metrics.scores`. `auroc` and `auprc` without a suffix use the encoder's own
-    score, κ by default. Other scores add a suffix, as in `auroc_variance`. OOD sets after the first add `@name`. If
-    some queries have no match, `no_match_auprc` measures how well a score finds these queries.
+    same gallery, so that scores of hits, such as the cosine, exist for OOD items too. Metrics such as AUROC are
+    computed for every available score of `lam.retrieval.metrics.scores`. The keys `auroc` and `auprc` mean the
+    encoder's own score, κ by default. Keys of other scores have a suffix, as in `auroc_variance`; keys of OOD sets
+    after the first end in `@name`. If some queries lack a match, `no_match_auprc` measures how well a score finds them.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 
@@ -94,7 +94,7 @@ def evaluate(
         reference: features of training items, such as `encoder.features(loader)`; some scores are distances to them. A
             `lam.retrieval.metrics.reference.Reference` may also hold labels of the items.
         n_samples: number S of samples for κ and for the calibration; by default the encoder's own.
-        costly: also measure clusters and, with a labelled reference, the accuracy of neighbours and a linear probe.
+        costly: also measure clusters and, with a labelled reference, the accuracy of k-NN and of a linear probe.
         progress: show progress bars on standard error.
 
     Raises:
@@ -208,7 +208,7 @@ def evaluate(
 def _nearest(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]
 ) -> tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]:
-    """First hits and their cosines; both are 0 for a query of length 0, which only OOD sets contain."""
+    """First hits and their cosines; both are 0 for a zero vector, which only OOD sets may contain."""
     shape, directed = (len(queries), min(N_HITS, len(gallery))), queries.any(1)
     hits, cosines = torch.zeros(shape, dtype=torch.int64, device=queries.device), queries.new_zeros(shape)
     hits[directed], cosines[directed] = rank(queries[directed], gallery, k=N_HITS)

@@ -1,11 +1,11 @@
 """`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that the item's kind is known.
 
 The posterior gives κ_e: how well the data determine an embedding. Known items nearby, or a trained head, give κ_a: how
-closely an item's matches lie around the item. A model combines κ_e, κ_a and p_known in one κ. With probability q, the
-true direction is distributed around the embedding with κ_e, and a match around the true direction with κ_a. Otherwise,
-a match is uniform on the sphere. The mean resultant lengths A_D(κ) multiply: R = q A_D(κ_a) A_D(κ_e), and
-κ = A_D⁻¹(R). q is p_known with prior odds of 100 to 1 instead of 1 to 1: q/(1 − q) = 100 p_known/(1 − p_known).
-Therefore q lowers κ only far from all known items.
+closely an item's matches lie around the item. One κ combines κ_e, κ_a and p_known. With probability q, the true
+direction is von Mises-Fisher around the embedding with κ_e, and a match is von Mises-Fisher around the true direction
+with κ_a. Otherwise, a match is uniform on the sphere. Mean resultant lengths A_D(κ) multiply, so the mean resultant
+length of a match around the embedding is R = q A_D(κ_a) A_D(κ_e), and κ = A_D⁻¹(R). q is p_known with prior odds of 100
+to 1 instead of 1 to 1: q/(1 − q) = 100 p_known/(1 − p_known). Therefore q lowers κ only far from all known items.
 """
 
 from collections import defaultdict
@@ -51,10 +51,10 @@ _BLOCK, _BLOCK_ELEMENTS = 512, 1 << 24
 
 @dataclass(frozen=True)
 class NeighbourConcentration(TensorRecord):
-    """κ_a of a direction n from known directions n_j: A_D⁻¹(a + b Σ_j w_j n·n_j) with weights w_j ∝ exp(s n·n_j).
+    """κ_a of a direction n, from a weighted mean c of its cosines n·n_j to known directions n_j.
 
-    The weighted mean cosine Σ_j w_j n·n_j is small between two classes, and far from all known items. a and b turn this
-    cosine into an estimate of the mean cosine between an item and its matches.
+    κ_a = A_D⁻¹(a + b c) with c = Σ_j w_j n·n_j, weights w_j ∝ exp(s n·n_j), and A_D as in the module's docstring. c is
+    small between two classes and far from all known items. a + b c estimates the mean cosine of n to its matches.
 
     Source: Nadaraya (1964) and Watson (1964) for the mean over neighbours.
 
@@ -125,8 +125,8 @@ class Ambiguity:
     Attributes:
         head: computes κ_a.
         typicality: computes p_known.
-        ambiguous_below: () an item with a lower κ_a is ambiguous. The value is the 0.1 quantile of κ_a over held-out
-            items. It is 0 if items below this quantile do not have significantly more wrong first hits.
+        ambiguous_below: () an item with a lower κ_a is ambiguous. The limit is the 0.1 quantile of κ_a over held-out
+            items, or 0 if wrong first hits are not significantly more frequent below this quantile.
     """
 
     head: NeighbourConcentration | TrainedHead
@@ -192,9 +192,9 @@ class Ambiguity:
 def match_loss(
     kappa: Float[Tensor, "*B N"], cosine: Float[Tensor, "*B N"], count: Float[Tensor, "*B N"], dimension: int
 ) -> Float[Tensor, "*B"]:
-    """−mean of [log C_D(κ_a) + κ_a n·m] over pairs of an item with direction n and a match with direction m.
+    """Minus the mean log density of matches: the mean of −log C_D(κ_a) − κ_a n·m over pairs of an item and a match.
 
-    This proper scoring rule is minus the mean log von Mises-Fisher density of matches; C_D normalises the density.
+    n and m are their directions, and C_D normalises the von Mises-Fisher density. The loss is a proper scoring rule.
 
     Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches instead of
     class centres.
@@ -256,7 +256,7 @@ def learn(
 
     Args:
         features, mean: (N, P) features and (N, D) directions of the embeddings.
-        relevance: which items match. The fit of κ_a and p_known uses its queries.
+        relevance: which items match. The fit uses queries with a match; all other items only serve as known items.
         reference: features and directions of O further known items, which can also be neighbours.
         kappa_head: a trained head that computes κ_a; by default κ_a is learnt from neighbours.
         seed: seed of the folds, the principal components and the bootstrap.
@@ -313,10 +313,9 @@ def learn(
 def _widest(
     typicalities: list[Typicality], scores: Tensor, resultant: Tensor, correct: Tensor, generator: torch.Generator
 ) -> int:
-    """Index of the widest p_known with an AUSC within one standard error of the best, by a paired bootstrap.
+    """Index of the greatest width whose AUSC is within one standard error (paired bootstrap) of the best AUSC.
 
-    With large widths (`Typicality.widths`), p_known falls for more kinds of corruption. With small widths, p_known is
-    near 1 for ordinary items, so κ_a determines their order.
+    A greater width makes p_known fall for more kinds of corruption; a smaller one leaves the order of items to κ_a.
     """
     doubts = [-(p_known(scores, each.thresholds, each.widths) * resultant).cpu() for each in typicalities]
     correct = correct.cpu()

@@ -18,7 +18,7 @@ def is_images(inputs: Any) -> bool:
 
 
 def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
-    """Altered images by kind: inverted, pixels in one random order for all images, blurred to 7 × 7 patches."""
+    """Altered images by kind: inverted, with pixels permuted alike in all images, and blurred to 7 × 7 patches."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     H, W = images.shape[2:]
     order = torch.randperm(H * W, generator=torch.Generator().manual_seed(seed)).to(images.device)

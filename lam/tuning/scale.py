@@ -26,7 +26,7 @@ COSINE_LIMIT = 0.9
 """Tuning warns if `Tuning.direction_cosine` is lower."""
 
 FLAT_DECADES = 3
-"""The posterior's width is undetermined if scales within one standard error of the best span this many decades."""
+"""The posterior's width is undetermined if the scales in `Tuning.interval` span this many decades."""
 
 NEAR_COSINE = 0.99
 """If scales tie, tuning prefers a scale with at least this `direction_cosine`. Easy queries cause ties."""
@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class ReplacedCurvature:
-    """A curvature that tuning replaced, because clipped weights made up most of the variance.
+    """A curvature that tuning replaced, because most of the variance came from clipped weights.
 
     Attributes:
         curvature: name and settings.
@@ -106,7 +106,7 @@ class Tuning:
 
     @property
     def is_flat(self) -> bool:
-        """Whether held-out data do not determine the posterior's width."""
+        """Whether held-out data leave the posterior's width undetermined."""
         low, high = self.interval
         return math.log10(high / low) >= FLAT_DECADES or self.likelihood_scale == self.trials[-1].scale
 
@@ -165,12 +165,12 @@ def calibrate_scale(
     uninformative posterior. Curvature and hits are the same for every s, so each s costs only sampling.
 
     By default, the s with the best score is chosen; in a tie, the smallest s that keeps the samples near the network's
-    direction. With a fixed `prior_precision`, the posterior's shape depends on s. The largest s within one standard
-    error of the best score is then chosen, because its samples differ least from the network.
+    direction. With a fixed `prior_precision`, the posterior's shape depends on s. Then the largest s that scores within
+    one standard error of the best is chosen, because its samples differ least from the network.
 
-    The search tries powers of ten. Then it halves the step around the best s, and around the least and the greatest s
-    whose scores are within one standard error of the best. All s share the same noise. The search excludes an s at
-    which κ of a held-out item reaches the upper end of `KAPPA_RANGE`.
+    The search begins with steps of about a factor of ten. Then it halves the step around the best s, and around the
+    ends of the range that scores within one standard error of the best. All s share the same noise. An s is excluded if
+    κ of a held-out item reaches the upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 
@@ -211,11 +211,11 @@ def calibrate_scale(
 
 
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
-    """The best of `others` by log score, if it may replace `old`; all are tuned on the same data.
+    """The best of `others` by log score, or `old` if no other is good enough; all are tuned on the same data.
 
-    A candidate with most of its variance from clipped weights is excluded. If no candidate is left, or the best one
-    scores worse than `old` by more than the standard error, the result is `old`. If `old` has no positive curvature, it
-    is only the prior, and the best candidate always replaces it. `Tuning.replaced` records the old curvature.
+    Posteriors with most of their variance from clipped weights are excluded. `old` stays if no other is left, or if the
+    best other scores worse by more than the standard error. But without positive curvature, `old` equals the prior, so
+    the best other always replaces it. `Tuning.replaced` records the old curvature.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)

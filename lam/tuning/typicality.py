@@ -68,8 +68,8 @@ class Typicality(TensorRecord):
     """The probability that features are of a known kind.
 
     p = 1 / (1 + Σ_j u_j²) with u_j = softplus((s_j − t_j)/w_j) / log 2, for two scores s_j, thresholds t_j and widths
-    w_j. If one score is at its threshold and the other far below, p is ½. Far below both thresholds, p is 1. Far above
-    a threshold, p falls as 1/s_j², so that very far items keep their order.
+    w_j. If one score is at its threshold and the other far below, p is ½. Far below both thresholds, p is near 1. Far
+    above a threshold, p falls as 1/s_j², so that very far items keep their order.
 
     Attributes:
         centre, axes: `Components` of unit features.
@@ -119,7 +119,7 @@ def p_known(
 def nearest_distance(
     items: tuple[Float[Tensor, "N q"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "O q"], Float[Tensor, " O"]]
 ) -> Float[Tensor, " N"]:
-    """log ½‖u − v‖² from each of N unit rows u to the nearest of O unit rows v, both as results of `Components`.
+    """log ½‖u − v‖² from each of N unit rows u to the nearest of O unit rows v; rows come as results of `Components`.
 
     The residuals of u and v count as orthogonal to each other, which nearly holds in many dimensions.
     """

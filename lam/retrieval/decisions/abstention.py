@@ -69,13 +69,13 @@ class Decisions:
 
 @dataclass(frozen=True)
 class SearchDecisions(Decisions):
-    """The answers to Q searches, with the probability P(known) · P(right | known).
+    """The answers to Q searches; their `probability` is P(known) · P(right | known).
 
     Attributes:
-        p_known: (Q,) probability that the gallery holds a match, for the expected share of queries without a match.
+        p_known: (Q,) probability that the gallery holds a match; depends on the expected share of strangers.
         right_if_known: (Q,) probability that the first hit is right if the gallery holds a match.
         statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ without a hit.
-        false_accept: (Q,) conformal p-value of the statistic among queries without their matches, or strangers.
+        false_accept: (Q,) conformal p-value of the statistic among `Acceptance.false_accepts`; 1 without a hit.
         accept: name of each query's statistic: `probability`, or a score.
         accept_above: (Q,) accept threshold: a statistic above it means `match`, unless the query is flagged.
         flag_above: (Q,) flag threshold: a query with an `ood_score` above it is flagged.

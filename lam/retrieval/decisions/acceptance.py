@@ -1,12 +1,12 @@
-"""`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
+"""`Acceptance`: the statistic that decides whether a first hit is accepted, and the rate of false accepts.
 
 A single score, such as the cosine of the first hit, is not learnt from the calibration data. So its threshold keeps the
-target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data, which are split into
-folds. A function learnt on the other folds gives the probability of each calibration query; a function learnt on all
-folds gives the probability of a new query. This is a form of cross-conformal prediction.
+target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data, so they are split into
+folds. Each calibration query gets its probability from a function learnt on the other folds; a new query, from a
+function learnt on all folds. This is a form of cross-conformal prediction.
 
-The rate of false accepts is at most the target if leaving out a fold changes no decision. (If new queries used the
-function of each fold in turn, the rate would be at most twice the target for any distribution; Vovk 2015; Barber,
+The rate of false accepts is at most the target if leaving out a fold changes no decision. (If each new query used the
+functions of all folds in turn, the rate would be at most twice the target for any distribution; Vovk 2015; Barber,
 Candès, Ramdas and Tibshirani 2021, theorem 4.) In `tests/retrieval/decisions/test_acceptance`, mean rates exceed the
 target by no more than chance.
 """
@@ -71,9 +71,9 @@ class Acceptance:
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
-            accept: name of the statistic. The default is `probability`, or the best single score if its AUROC (of right
-                first hits against queries without a match and strangers) is greater by more than a standard error, or
-                if only 1 to 9 first hits are right.
+            accept: name of the statistic. The default is `probability`. The best single score replaces it if only 1 to
+                9 first hits are right, or if this score separates right first hits from queries without a match and
+                strangers with an AUROC that is greater by more than a standard error.
             of_strangers: whether to bound false accepts of strangers, instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; the bound is then for a random item of a new class.
@@ -115,8 +115,8 @@ class Acceptance:
 
         Args:
             far: greatest share of accepted first hits among queries without a match; see `ConformalScores.threshold`.
-            wrong: greatest share of wrong answers among the answers, for the calibration's share of strangers; see
-                `control_selective_risk`. None for no promise.
+            wrong: greatest share of wrong answers among the answers, if strangers are as frequent as in calibration;
+                see `control_selective_risk`. None for no promise.
         """
         above = self.false_accepts.threshold(far)
         if wrong is None:

@@ -30,7 +30,7 @@ from lam.vmf.embeddings import Embeddings
 
 @dataclass(frozen=True, eq=False)
 class OtherQueries:
-    """Strangers or a mixture, and their hits in the gallery of the calibration queries.
+    """Strangers, or an unlabelled mixture of known queries and strangers, with their hits in the calibration gallery.
 
     Attributes:
         embeddings: O embeddings.
@@ -55,12 +55,12 @@ class CalibrationData:
         searches: searches of Q queries of known classes.
         queries: embeddings of the queries.
         features: (Q, P) features of the queries.
-        classes: (Q,) classes of the queries, numbered as in the reference. A query that simulates a stranger is
-            compared only with reference items of other classes.
+        classes: (Q,) classes of the queries, numbered as in the reference. To simulate a stranger, a query is compared
+            only with reference items of other classes.
         gallery_labels: (G,) labels of the gallery items.
         reference: features of known items.
         strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
-        mixture: unlabelled queries; used for P(known) if known queries and strangers are among them.
+        mixture: unlabelled queries; used for P(known) if they clearly include both known queries and strangers.
 
     Raises:
         ValueError: if queries and searches differ in number, or no query has a match.
@@ -90,7 +90,7 @@ class CalibrationData:
 
     @property
     def cosines_without_match(self) -> Float[Tensor, "R K"]:
-        """Cosines of the hits that do not match, for the R queries with such hits (`has_other`)."""
+        """Cosines of the hits that do not match, for the R queries of `has_other`."""
         others = self.searches.others[self.has_other]
         width = max(1, int(others.isfinite().sum(1).min())) if len(others) else 1
         return others[:, :width]
@@ -114,7 +114,7 @@ class CalibrationData:
         )
 
     def evidence(self, nearest: dict[str, int], *, labelled: bool) -> Evidence:
-        """All scores of the queries in the gallery, of the queries without their matches, and of strangers.
+        """All scores of three kinds of searches: queries in the whole gallery, queries without matches, and strangers.
 
         Args:
             nearest: number of neighbours for each score.
@@ -174,7 +174,7 @@ class Choices:
             of right hits in cross-validation.
         of_strangers: whether to bound false accepts of strangers, instead of calibration queries without their matches.
             If strangers have classes, the bound is for a random item of a new class.
-        share: expected share of strangers among future queries; a mixture gives its own share.
+        share: expected share of strangers among future queries; a mixture replaces it by an estimate.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -211,8 +211,7 @@ def calibrate(
         facts: further facts to keep, as JSON. A mixture adds its `share_of_strangers`, with an interval.
 
     Raises:
-        ValueError: if a target needs more queries (the error says how many), or a flag or an accept score lacks its
-            evidence.
+        ValueError: if a target needs more queries, or if the evidence for a flag or an accept score is missing.
     """
     choices, facts = Choices() if choices is None else choices, dict(facts or {})
     if not isinstance(choices, Choices):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -39,10 +39,10 @@ class Targets:
     """Target error rates, each in (0, 1).
 
     Attributes:
-        far: share of searches without a match that accept the first hit (FPIR).
+        far: share of accepted first hits among searches without a match (FPIR).
         ood: share of in-distribution queries that are flagged.
-        conformal_miss: share of queries with a match in the gallery but not in the conformal set.
-        wrong: share of wrong answers among the answers, at a confidence of 0.95; None for no promise.
+        conformal_miss: share of conformal sets without a match, among queries with a match in the gallery.
+        wrong: share of wrong hits among the accepted first hits, at a confidence of 0.95; None for no promise.
     """
 
     far: float = 0.001
@@ -175,7 +175,7 @@ class Calibration:
         return -self._flags_above["kappa"]
 
     def flag_without(self, *missing: Missing) -> str:
-        """The flag, or the flag that replaces it for queries that lack some evidence."""
+        """The flag, or its substitute for queries without the `missing` evidence."""
         flag, detector = self.flag, self.detector
         for kind in missing:
             flag = substitute(flag, kind, detector.components(flag), detector.calibrated)
@@ -209,7 +209,7 @@ class Calibration:
             queries: embeddings of the queries.
             features: (Q, P) features; without them, a flag by hits replaces a flag that needs features.
             labels: (Q, K) labels of the hits, negative for an unlabelled hit; None for a gallery without labels. If one
-                of a query's first 50 hits is unlabelled, no labels are used, because all calibration hits have labels.
+                of a query's first 50 hits is unlabelled, its answer uses no labels: all calibration hits have labels.
             gallery_size: number of items now; by default as in the calibration.
             accept_above: another accept threshold, such as one from a slider.
             flag_above: another flag threshold, −κ for the flag `kappa`; not used if another flag replaces `flag`.
@@ -308,7 +308,7 @@ class Calibration:
         return self.detector.ood_score(flag, scores) > self._flags_above[flag]
 
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
-        """p-values of "of a new class" and "of a class in the gallery" for each query; see `UnseenClasses`.
+        """For each query, p-values of "it is of a new class" and "its class is in the gallery"; see `UnseenClasses`.
 
         A query gets None if `unseen` does not hold the label of its first hit; all queries get None without `unseen`.
 
@@ -336,7 +336,7 @@ class Calibration:
             second: R embeddings, compared with `first` row by row.
 
         Raises:
-            ValueError: for a calibration without pairs, or with too few for the target, or two different shapes.
+            ValueError: for two different shapes, or a calibration with no pairs or too few for the target.
         """
         if self.verifier is None:
             raise ValueError("this calibration was learnt without pairs of images: run `lam calibrate` again")

@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
 The one assumption is exchangeability: every order of calibration scores and new scores is equally likely, as for
-draws from one source. Training and tuning data are not quite exchangeable with new data; drifting data are not.
+draws from one source. Data used for training or tuning violate it slightly; data that drift violate it.
 """
 
 import math
@@ -86,12 +86,12 @@ class ConformalScores:
         N and any distribution; ties lower the probability. The promise holds in the mean over calibration sets; `law`
         describes the spread.
 
-        With classes, t is the least calibration score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, where F_c(t) is the share
-        of class c's scores above t. Proof: let a new class C + 1 be exchangeable with the others, and G(t) the mean of
-        F_c(t) over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order of classes. So a
-        random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, because
-        F_(C+1) ≤ 1. The promise holds for any sizes of classes, in the mean over new classes: some classes exceed t far
-        more often than others.
+        With classes, F_c(t) is the share of class c's scores above t, and the threshold t is the least calibration
+        score with (1 + Σ_c F_c(t))/(C + 1) ≤ target. Proof: let a new class C + 1 be exchangeable with the others. Let
+        G(t) be the mean of F_c(t) over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order
+        of classes. So a random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and
+        t ≥ t*, because F_(C+1) ≤ 1. The promise holds for any sizes of classes, in the mean over new classes: scores of
+        some classes exceed t far more often than others.
 
         Source: Lee, Barber and Willett (2023), hierarchical conformal prediction, for classes; Dunn, Wasserman and
             Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
@@ -107,8 +107,8 @@ class ConformalScores:
     def law(self, target: float) -> tuple[int, int]:
         """Parameters (a, b) of the Beta distribution of the rate at which new scores exceed `threshold(target)`.
 
-        Over calibration sets, the rate is Beta(N + 1 − r, r) with r as in `threshold`; ties lower the rate. The number
-        of O new scores above the threshold is Beta-binomial with the same a and b.
+        a is N + 1 − r, and b is r, as in `threshold`. The distribution is over calibration sets; ties lower the rate.
+        Of O new scores, the number above the threshold is Beta-binomial with the same a and b.
 
         Source: Vovk (2012), proposition 2.
         """
@@ -121,7 +121,7 @@ class ConformalScores:
     def rate(self, threshold: float) -> float:
         """The promised rate of a threshold: (1 + #{calibration scores > threshold})/(N + 1), at least 1/(N + 1).
 
-        With classes, Σ_c F_c(threshold) replaces the count, and the number of classes replaces N.
+        With classes, Σ_c F_c (see `threshold`) replaces the count, and the number of classes replaces N.
         """
         return (1 + self._count_above(threshold)) / (self.n_units + 1)
 
@@ -143,9 +143,9 @@ class ConformalScores:
         """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
         The threshold may be fixed beforehand or learnt by `threshold`. The interval covers the rate with probability
-        `level` or more. With classes, the result is a percentile interval of the mean of F_c (see `threshold`) over
-        resampled classes. Resampling says nothing if all scores or no scores exceed the threshold. So the result is
-        widened to include the Clopper-Pearson intervals for Σ_c F_c of C classes, with the sum rounded down and up.
+        `level` or more. With classes, the classes are resampled, and the ends are percentiles of the mean of F_c (see
+        `threshold`). Resampling fails if all scores or no scores exceed the threshold. So the interval is widened to
+        include the Clopper-Pearson intervals for Σ_c F_c events in C trials, with the sum rounded down and up.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:
@@ -163,8 +163,8 @@ class ConformalScores:
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """(Q,) conformal p-values of new scores, float64, on the device of the scores; small means unusually high.
 
-        p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, shares are summed as in `rate`. For exchangeable
-        scores, P(p ≤ α) ≤ α; p ≤ α means score > threshold(α).
+        p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, a sum replaces the count as in `rate`. For
+        exchangeable scores, P(p ≤ α) ≤ α; p ≤ α means score > threshold(α).
         """
         check_no_nan("scores", scores)
         below = torch.searchsorted(self.scores, scores.detach().cpu().double())

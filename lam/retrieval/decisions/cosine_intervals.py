@@ -17,7 +17,7 @@ _PAIRS = 2000  # greatest number of pairs
 
 @dataclass(frozen=True)
 class CosineIntervals:
-    """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)] around the cosine c of a query and its hit.
+    """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)], for the cosine c of a hit and the κ of its query.
 
     The cosine between the hit and another image of the query's class lies in the interval with probability `LEVEL`,
     averaged over queries of known classes and their first ten hits. A small κ widens the interval: with one width for

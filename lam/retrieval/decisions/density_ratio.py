@@ -1,8 +1,7 @@
 """P(known) from a density ratio: known queries against strangers, or against an unlabelled mixture of both.
 
-Unlike `lam.retrieval.decisions.one_class`, the ratio learns from examples how strangers differ from known queries. An
-unlabelled mixture, such as the queries of a service, suffices: the ratio to it ranks queries in the same order as the
-ratio to strangers.
+Unlike `lam.retrieval.decisions.one_class`, the ratio is learnt from examples of strangers. An unlabelled mixture, such
+as the queries of a service, suffices: a ratio to the mixture ranks queries in the same order as a ratio to strangers.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -63,10 +62,10 @@ class DensityRatio:
         """Learn from known queries and O unlabelled queries; estimate the share of strangers among the unlabelled.
 
         For any set A of queries, P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
-        equality if A holds no stranger. The estimate is the greatest of these bounds for three sets. The sets hold the
-        25, 50 and 75 % of known queries with the highest cross-validated P(known). The lower end of the interval is a
-        Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one of the sets
-        holds no stranger.
+        equality if A holds no stranger. The estimate is the greatest of these bounds for three sets: the queries whose
+        cross-validated P(known) is as high as in the top 25, 50 or 75 % of known queries. The lower end of the interval
+        is a Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one of the
+        sets holds no stranger.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
         """
@@ -97,7 +96,7 @@ def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> Monoton
     """Regression of P(known) on `MONOTONE_SCORES`.
 
     Each kind of `others` has the same total weight; all kinds together weigh as much as the known queries. The margin
-    needs labels, because without labels an item that is stored twice has a margin of zero.
+    is left out without labels, because an item that is stored twice would have a margin of zero.
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
     if len(groups) == 1:

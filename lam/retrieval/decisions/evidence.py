@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Data of a calibration: searches of Q queries, of M of these queries without their matches, and of O strangers.
+    """Searches of a calibration: Q queries in the whole gallery, M of them without their matches, and O strangers.
 
     Both searches of a query are in one fold, and all strangers of a class are in one fold.
 
@@ -86,8 +86,8 @@ class Evidence:
     def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
         """F statistics of each search of `queries`, `no_match`, `strangers` and `simulated`.
 
-        `fit` learns a function from the scores of N searches to (F, N) statistics. The function for a search is learnt
-        on the folds without this search.
+        `fit` learns from evidence, and returns a function that maps scores of N searches to (F, N) statistics. Each
+        search gets its statistics from a function learnt on the other folds.
         """
         groups = self.queries, self.no_match, self.strangers, self.simulated
         parts: list[list[Tensor]] = [[] for _ in groups]

@@ -62,7 +62,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
 
     Raises:
         ValueError: for a run without a calibration, or a calibration of another network, posterior or preprocessing.
-        CorruptFileError: naming the file that is missing, truncated or altered.
+        CorruptFileError: for a missing, truncated or altered file.
     """
     folder = Path(run) / FOLDER
     if not (folder / MANIFEST).is_file():

@@ -129,8 +129,8 @@ def needs_input(flag: str) -> bool:
 def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
     """The flag, or its substitute if the flag needs the missing evidence.
 
-    Without features or labels, the substitute is the mean cosine of the hits. Without hits, the substitute is κ; for
-    `combined`, it is the k-NN distance if the calibration has that flag.
+    Without features or labels, the substitute is the mean cosine of the hits. Without hits, the substitute is κ, or the
+    k-NN distance if the flag is `combined` and the calibration knows `knn`.
 
     Args:
         flag: the flag of the calibration.

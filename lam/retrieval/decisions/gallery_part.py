@@ -1,9 +1,10 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
 The probability is learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
-the cosine of the first hit alone. To find the threshold, each of the calibration's `UnmatchedQueries` searches the part
-without its matches. The cosines of these queries and of a new query are exchangeable, so the threshold keeps the target
-(`lam.retrieval.decisions.conformal`). The part must have been chosen without regard to these queries.
+the cosine of the first hit alone. To find the threshold, the calibration's `UnmatchedQueries` search the part, without
+regard to hits that match. The cosines of their first other hits are exchangeable with the cosine of a new query without
+a match, so the threshold keeps the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend
+on these queries.
 """
 
 from collections.abc import Callable
@@ -29,14 +30,14 @@ def false_accepts(
     labels_of: Callable[[Int64[Tensor, "Q K"]], Int64[Tensor, "Q K"]],
     size: int,
 ) -> ConformalScores | None:
-    """Cosine of the best hit that does not match, for each unmatched query; −1 without such a hit.
+    """For each unmatched query, the cosine of the best hit that does not match; −1 if all items match.
 
-    If an index returns only matches, the result is the last hit's cosine: an upper bound, which raises the threshold.
+    If an index returns only matches, the last hit's cosine is used: an upper bound, which raises the threshold.
 
     Args:
         calibration: calibration with unmatched queries; without them, the result is None.
-        search: finds the k nearest items of the part for queries.
-        labels_of: returns the `label_key` of items by id; −1 for an item without a label, which never matches.
+        search: takes queries and k; returns the k nearest items of the part.
+        labels_of: takes ids; returns the items' `label_key`, or −1 for an item without a label, which never matches.
         size: number of items in the part.
     """
     unmatched = calibration.unmatched
@@ -66,7 +67,7 @@ def false_accepts(
 
 
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
-    """The calibration for a part of the gallery, which accepts by cosine at thresholds of `scores`.
+    """The calibration for a part of the gallery: it accepts by cosine, with thresholds learnt from `scores`.
 
     The flag uses no hits, so its promise holds. Probabilities, conformal sets and the share of wrong answers have no
     promise, because they are learnt for the whole gallery.

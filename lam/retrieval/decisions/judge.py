@@ -2,11 +2,11 @@
 
 The hits must obey these rules, because thresholds and probabilities are learnt from cosines of exact searches:
 
-- Vectors are the `mean` of the encoder that embeds the queries, with the same number of samples if it averages samples.
+- Vectors are `Embeddings.mean` of the encoder that embeds the queries, with as many samples if it averages samples.
 - Scores are cosines, best first; convert other scores. pgvector (`<=>`) and Chroma (space `cosine`) give
   distances: the cosine is 1 - distance. Elasticsearch gives (1 + cosine) / 2: the cosine is 2 score - 1. Qdrant
   (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only for unit vectors.
-- The search finds at least 0.95 of the 50 nearest neighbours: missed neighbours lower cosines and votes.
+- The search finds at least 0.95 of the 50 nearest neighbours: missed neighbours change cosines and votes.
 - Each query has 50 hits (`N_HITS`), or all items of the store. Each hit has its label.
 - Nothing filters the search: a filtered store is another gallery, with its own calibration.
 """
@@ -93,7 +93,7 @@ def calibrate_vectors(
     *,
     key: str = "vectors",
 ) -> Calibration:
-    """Calibration for a gallery of labelled vectors, by exact search; `judge` then decides on hits of its store.
+    """Calibration for a store of labelled vectors, by exact search; `judge` then decides on hits of the store.
 
     Args:
         queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store. If most of

@@ -5,8 +5,8 @@ Ville's inequality, the probability that a wealth of 1 ever reaches 1/α is at m
 is repeated on a growing stream raises a false alarm sooner or later.
 
 `OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. To this
-end, each score is compared with *all* earlier scores. The random errors of a fixed calibration set would affect every
-query alike, so that some bets would win without end.
+end, each score is compared with *all* earlier scores. A fixed calibration set has random errors that affect all queries
+alike, so that some bets would win without end.
 """
 
 from collections.abc import Callable
@@ -23,20 +23,20 @@ _SCALE = 100.0  # unit of n in `asleep`
 def asleep(n: int) -> float:
     """Share of the wealth that sleeps (has not bet) after n rounds: 1 for n = 0, else 1/(2 + 2 log(1 + n/100)).
 
-    Half of the wealth wakes in the first round, because the data may have changed before. The share falls so slowly
-    that a change after n rounds costs only log n + 2 log log n of log wealth.
+    Half of the wealth wakes in the first round, because the data may have changed before. In a late round n, about
+    1/(n log² n) wakes. So after a change in round n, an alarm needs only log n + 2 log log n more log wealth.
     """
     return 1.0 if n == 0 else 0.5 / (1 + float(np.log1p(n / _SCALE)))
 
 
 class Martingale:
-    """Wealth of a gambler: in each round, some more of the wealth wakes, and then bets in every round.
+    """Wealth of a gambler, 1 at first. In each round, a part of the sleeping wealth wakes; all awake wealth bets.
 
-    In round n, bet j of J multiplies its stake by b_nj. The wealth is M_n = asleep(n) + Σ_j W_nj, where W_nj =
-    (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj is the awake wealth in bet j. Under the hypothesis, b_nj and
-    M_n/M_(n−1) have means of at most 1, given the past. Wealth that wakes late has lost no earlier bets, so a long past
-    without change does not hide a change. M_n is the Shiryaev-Roberts statistic, a sum over waking times, with weights
-    of sum 1.
+    In round n, bet j of J multiplies its stake by b_nj. The awake wealth in bet j is then
+    W_nj = (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj, and the whole wealth is M_n = asleep(n) + Σ_j W_nj. Under
+    the hypothesis, b_nj and M_n/M_(n−1) have means of at most 1, given the past. Wealth that wakes late has lost no
+    earlier bets, so a long past without change does not hide a change. M_n is a Shiryaev-Roberts statistic: a sum over
+    waking times, with weights that sum to 1.
 
     Source: Vovk, Gammerman and Shafer (2022), Algorithmic Learning in a Random World, algorithm 9.4, with another
         rate of waking.
@@ -47,7 +47,7 @@ class Martingale:
 
     Attributes:
         n: number of rounds.
-        log_accounts: log W, the awake wealth in each bet.
+        log_accounts: (..., J) logarithms of W_nj, the awake wealth in each bet.
         log_peak: the greatest log wealth so far.
 
     Example:
@@ -78,7 +78,7 @@ class Martingale:
 
 
 def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
-    """Logarithms of 16 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
+    """Logarithms of the factors of 16 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
 
     The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times the odds of a. For a level a,
     the best b is the share of p-values that are at most a.
@@ -88,10 +88,9 @@ def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
 
 
 def rate_bets(error: Bool[np.ndarray, "..."], rate: float) -> Float[np.ndarray, "... J"]:
-    """Logarithms of 6 bets that errors are more frequent than `rate`: b/rate for an error, else (1 − b)/(1 − rate).
+    """Logarithms of the factors of 6 bets on errors above `rate`: b/rate for an error, else (1 − b)/(1 − rate).
 
-    The odds of b are 1.5 to 100 times the odds of `rate`. If the error rate is at most `rate`, a bet has a mean of at
-    most 1.
+    b has 1.5 to 100 times the odds of `rate`. If the error rate is at most `rate`, each factor has a mean of at most 1.
 
     Source: Waudby-Smith and Ramdas (2024), section 4, for one-sided bets.
     """

@@ -20,7 +20,7 @@ class MatchProbability:
         usual: P(known) from the similarity of the query to the calibration queries.
         right: P(right | known).
         contrast: P(known) learnt from known queries against queries without a match, or against unlabelled queries;
-            None without these other queries.
+            None if both are missing.
     """
 
     usual: OneClassModel

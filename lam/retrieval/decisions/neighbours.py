@@ -57,8 +57,8 @@ def choose_nearest(
 
     The choice maximises the AUROC of right first hits against wrong first hits and `others` together. After the choice,
     the calibration queries are not quite exchangeable with new queries. For distances to a reference with several
-    classes, up to 1,000 reference items replace the queries. Compared with all other items, each counts as known;
-    compared with the items of other classes, it counts as a stranger.
+    classes, up to 1,000 reference items replace the queries. Each item counts once as known, compared with all other
+    items, and once as a stranger, compared with the items of other classes.
 
     Args:
         candidates: for each score, the numbers to try. The first is chosen in a tie, for a score without evidence, and

@@ -20,7 +20,7 @@ from lam.retrieval.decisions.scales import ExtendedOdds, RankOdds
 from lam.retrieval.metrics.scores import SCORES
 
 UNUSUAL = 0.02
-"""Share of the calibration queries, the most unusual ones, with a P(known) below 1."""
+"""P(known) is below 1 for this share of the calibration queries, the most unusual ones."""
 
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
 """Scores that are higher for some kinds of strangers."""
@@ -32,17 +32,18 @@ _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    Strangeness is the greater of two log odds of ranks: for a Mahalanobis distance, and for `joint_surprise` of
-    `STRANGER_SCORES`. The distance is two-sided and uses the log odds of each score's rank (`ExtendedOdds`). It leaves
-    out scores that need labels, because a query with hits that disagree is ambiguous, but known. It also leaves out
-    scores that depend on the first hit. Queries like the calibration queries have a mean P(known) of about 0.99.
+    Strangeness is the greater of two log odds of ranks (`ExtendedOdds`): the rank of a Mahalanobis distance, and the
+    rank of the `joint_surprise` of `STRANGER_SCORES`. The distance is two-sided; its coordinates are log odds of the
+    scores' ranks. It leaves out scores that need labels, because a query with hits that disagree is ambiguous, but
+    known. It also leaves out `cosine` and `cosine_spread`, which depend most on the first hit. Queries like the
+    calibration queries have a mean P(known) of about 0.99.
 
-    If a query is stranger than all N calibration queries, p is 1/(N + 1) times the greatest calibration odds over the
-    query's odds. So P(known) of very unusual queries is near 0 for any N.
+    If a query is stranger than all N calibration queries, p is 1/(N + 1), multiplied by the greatest odds among the
+    calibration queries and divided by the query's odds. So P(known) of very unusual queries is near 0 for any N.
 
-    A training item or a gallery item differs from the calibration queries in most scores. So P(known) is 1 for a query
-    that is nearer to a known item (`knn`) or to its first hit (`cosine`) than every calibration query, or that is a
-    copy of a known item.
+    A query that is itself a training or gallery item differs from the calibration queries in most scores. So P(known)
+    is 1 for a copy of a known item, and for a query that is nearer to a known item (`knn`) or to its first hit
+    (`cosine`) than every calibration query.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
@@ -52,8 +53,8 @@ class OneClassModel:
         ranks: function from each of these scores to log odds of ranks.
         mean: (E,) mean log odds of the evidence.
         precision: (E, E) inverse of the shrunk covariance of these log odds.
-        of_distance: function from distances to log odds of ranks, from cross-validated distances.
-        of_surprise: function from joint surprises to log odds of ranks, from cross-validated surprises.
+        of_distance: function from distances to log odds of ranks, learnt from cross-validated distances.
+        of_surprise: function from joint surprises to log odds of ranks, learnt from cross-validated surprises.
         unusual: sorted strangeness of the calibration queries.
     """
 
@@ -112,10 +113,10 @@ class OneClassModel:
 
 
 def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
-    """−log of the mean (1/E Σ p^(−1/2))^(−2) over E scores; p is the share of calibration scores above a score.
+    """−log of a mean of p over E scores, (Σ p^(−1/2)/E)^(−2), where p is the share of calibration scores above a score.
 
     This mean lies between the geometric mean, which is small for several small p, and the harmonic mean, which is small
-    for one small p. With the extended log odds x of 1 − p, −log p = log(1 + e^x).
+    for one small p. `odds` are the extended log odds x of 1 − p, so −log p = log(1 + e^x).
 
     Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
     """
@@ -123,7 +124,7 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
 
 
 def is_evidence(name: str) -> bool:
-    """Whether `OneClassModel` can use a score: only a score without labels, and not of the first hit alone."""
+    """Whether the distance of `OneClassModel` includes a score: not `cosine`, `cosine_spread` or scores of labels."""
     return name not in _FIRST_HIT_SCORES and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 

@@ -117,17 +117,17 @@ class MonotoneRegression:
 class Correctness:
     """P(first hit is right) from several scores, by logistic and isotonic regression.
 
-    Logistic regression on N searches gives σ(s) with s = b + Σ_j w_j x_j. Here x_j is the log odds of the rank of
-    score j (see `RankOdds`). An isotonic regression g of the outcomes on cross-validated values of s
-    corrects σ. The probability is (N g(s) + m σ(s))/(N + m) with m = 300, because g is better than σ only with hundreds
-    of searches. Where g is constant, σ still orders searches.
+    Logistic regression on N searches gives σ(s) with s = b + Σ_j w_j x_j, where x_j is the log odds of score j's rank
+    (`RankOdds`). Isotonic regression on cross-validated values of s gives g(s). The probability is a weighted mean,
+    (N g(s) + m σ(s))/(N + m) with m = 300, because g is better than σ only with hundreds of searches. Where g is
+    constant, σ still orders searches.
 
     Attributes:
         evidence: names of the E scores.
         ranks: function from each score to x_j.
         weights: w_j of each score.
         intercept: b.
-        knots: arguments of g, rising; between knots, g is linear.
+        knots: values of s, rising; between knots, g is linear.
         levels: values of g at the knots, rising, clamped to [1/(N + 2), 1 − 1/(N + 2)].
         n: number of searches N.
     """
@@ -210,7 +210,7 @@ class Correctness:
 def cross_validated(
     scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
 ) -> Float[Tensor, " N"]:
-    """The probability of each search, by a function that `fit` learns on the other folds."""
+    """The probability of each search, from a function that `fit` learns on the other folds."""
     probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
         probability[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))

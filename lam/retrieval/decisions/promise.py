@@ -119,10 +119,10 @@ class Promise:
     among the calibration queries and all earlier queries; bets win on small p-values. While queries are exchangeable
     with the calibration queries, the probability of ever reaching this state is at most `DOUBT`.
 
-    *Broken*: among the answers to strangers with feedback, the share of false accepts exceeds `far`. The promise is
-    about the mean over calibration sets; a single set may exceed the promised rate by chance. So the bets are against
-    the upper end of the Clopper-Pearson interval of the rate. While the promise holds, the probability of ever reaching
-    this state is at most `BROKEN`, if feedback does not depend on whether an answer is right.
+    *Broken*: among judged answers to strangers, the share of false accepts exceeds `far`. The promise is about the mean
+    over calibration sets; a single set may exceed the promised rate by chance. So the test's limit is the upper end of
+    the rate's confidence interval, if this end is above `far`. While the promise holds, the probability of ever
+    reaching this state is at most `BROKEN`, if feedback does not depend on whether an answer is right.
 
     A further test is about the share of wrong answers among the judged matches. If `wrong` is promised, a greater share
     breaks the promises. Otherwise, a greater share than in the calibration puts the promises in doubt.

@@ -54,7 +54,7 @@ class RankOdds:
 
 @dataclass(frozen=True)
 class ExtendedOdds:
-    """`RankOdds` of E scores, plus (minus) log(1 + d/spread) at a distance d above (below) all values."""
+    """`RankOdds` of E scores; ± log(1 + d/spread) is added at a distance d above (+) or below (−) all knots."""
 
     ranks: tuple[RankOdds, ...]
 
@@ -74,7 +74,7 @@ class ExtendedOdds:
 
 @dataclass(frozen=True)
 class SoftScale:
-    """A score in units of its spread: z = (s − median)/spread within ±2, and ±(2 + log(1 + |z| − 2)) beyond.
+    """A score s in units of its spread: z = (s − median)/spread within ±2, and ±(2 + log(1 + |z| − 2)) beyond.
 
     Attributes:
         median: median of the score.

@@ -19,7 +19,7 @@ _SPARE = 2  # wrong answers that the first threshold allows, if there are enough
 def control_selective_risk(
     scores: Float[Tensor, " N"], wrong: Bool[Tensor, "..."], *, target: float, confidence: float = LEVEL
 ) -> float:
-    """The lowest tested threshold above which at most a share `target` of the answers is wrong, with this confidence.
+    """The lowest tested threshold above which, at this confidence, at most a share `target` of the answers is wrong.
 
     Let R(t) = P(wrong | score > t). Threshold t_j is the (m_j + 1)-th highest score, for numbers m_1 < m_2 < … that do
     not depend on the scores. The n_j queries above t_j have W_j wrong answers. Given t_j, these queries are independent
@@ -34,9 +34,9 @@ def control_selective_risk(
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores. It has two assumptions. First, calibration queries and new queries are independent draws from one source,
     with the same share of strangers. Second, answers with a higher score are not wrong more often than answers with a
-    lower score, because the thresholds depend on the calibration data. (Without ties it suffices that R exceeds the
-    target below one threshold and nowhere above it.) In simulations of 1,080 kinds of scores that violate the second
-    assumption, at most 4.4 % of 20,000 sets broke the promise, where 5 % is allowed.
+    lower score. This is needed because the thresholds depend on the calibration data. (Without ties it suffices that R
+    exceeds the target below one threshold and nowhere above it.) In simulations of 1,080 kinds of scores that violate
+    the second assumption, at most 4.4 % of 20,000 sets broke the promise, where 5 % is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
         bound as in Geifman and El-Yaniv (2017), SGR.
@@ -82,7 +82,7 @@ def control_selective_risk(
 
 
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
-    """The least number of answers that promise a share of at most `target`, if `n_wrong` of the answers are wrong.
+    """The least number of answers, `n_wrong` of them wrong, that can promise at most a share `target` of wrong answers.
 
     This is the least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence.
 

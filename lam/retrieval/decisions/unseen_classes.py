@@ -22,10 +22,9 @@ from lam.utils.checks import check_length, check_no_nan
 class UnseenClasses:
     """p-values of "a new item's class is new" and of "its class is in the gallery", learnt from N gallery items.
 
-    Exactly one of the two hypotheses is true. At a level α, p ≤ α for "new" means the answer "of a class in the
-    gallery"; p ≤ α for "in the gallery" means the answer "of a new class". At most a share α of all items gets a false
-    answer, in the mean over galleries and new items, for any N and any sizes of classes. With M classes of one item,
-    the p-value of "new" is at least 1/(M + 1).
+    Exactly one of the two hypotheses is true. If the p-value of one is at most a level α, the answer is the other. At
+    most a share α of all items gets a false answer, in the mean over galleries and new items, for any N and any sizes
+    of classes. With M classes of one item, the p-value of "new" is at least 1/(M + 1).
 
     Source: Xie, Zhou, Liang, Favaro and Sesia (2025), arXiv 2510.13037; Good (1953). The p-value of "in the gallery",
         for all classes at once, follows from the same exchangeability: given the N + 1 items, each item that is alone
@@ -94,8 +93,8 @@ class UnseenClasses:
         """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means that its class is new.
 
         p = (1 + A + s)/(R + 1 + s), where R items are in classes of two or more, and A of these are at least as far
-        from all other items as the new item is from the gallery. The new item may be the second of its class, and the
-        first a single item. So s = 1 if a single item is as far, else 0. For exchangeable items,
+        from all other items as the new item is from the gallery. A new item may be the second of its class; the first
+        is then a single item of the gallery. So s = 1 if any single item is as far, else 0. For exchangeable items,
         P(p ≤ α | its class is in the gallery) ≤ α.
         """
         check_no_nan("scores", scores)

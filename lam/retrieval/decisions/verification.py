@@ -21,7 +21,7 @@ _BLOCK_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class DrawnPairs:
-    """R pairs of a row of `queries` and a row of the gallery (`items`); `same` says whether the two match."""
+    """R pairs of a query and a gallery item, as positions; `same` says whether the two match."""
 
     queries: Int64[Tensor, " R"]
     items: Int64[Tensor, " R"]
@@ -29,7 +29,7 @@ class DrawnPairs:
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
-    """For each query, a random pair with a matching item and one with a non-matching item, if such items exist.
+    """For each query, a random pair with a matching item and one with a non-matching item, if they exist.
 
     More pairs of a query would not be independent.
     """

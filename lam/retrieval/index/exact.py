@@ -20,8 +20,8 @@ def rank(
 ) -> tuple[Int64[Tensor, "Q K"], Float[Tensor, "Q K"]]:
     """Rank the gallery by cosine for every query, exactly.
 
-    The score of query q and item g is q·g / (‖q‖‖g‖), in float64; of equal scores, the lower index is first. Without a
-    gallery, each query ranks all other queries.
+    The score of query q and item g is q·g / (‖q‖‖g‖), in float64. Items of equal score are in order of their index.
+    Without a gallery, each query ranks all other queries.
 
     Args:
         queries: (Q, D) finite, non-zero.

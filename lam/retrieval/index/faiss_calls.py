@@ -24,8 +24,8 @@ _SWITCH_LOCK = threading.Lock()
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
     """An empty FAISS index that takes slots as ids.
 
-    IVF types store ids themselves; in an IDMap, they mix ids up after a removal (FAISS 1.15). Therefore only other
-    types get an IDMap, and a factory string with an IDMap is rejected.
+    IVF types store ids themselves; an IDMap around them mixes ids up after a removal (FAISS 1.15). Therefore only
+    other types get an IDMap, and a factory string with an IDMap is rejected.
     """
     import faiss
 
@@ -84,7 +84,7 @@ def train(index: Any, vectors: np.ndarray) -> None:
 
 
 def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
-    """Add (N, D) unit vectors under their slots; a `ValueError` if FAISS refuses, as some types refuse a second add."""
+    """Add (N, D) unit vectors under their slots; a `ValueError` if FAISS refuses (some types allow only one add)."""
     with _value_errors(f"FAISS cannot add {len(vectors)} embeddings"):
         index.add_with_ids(vectors, slots)
 
@@ -160,7 +160,7 @@ def to_cpu(index: Any) -> Any:
 def matrix_product(queries: int) -> Iterator[None]:
     """For four or more queries, make FAISS compare all queries with all items by one matrix product.
 
-    By default, FAISS 1.15 reads the items once per query while queries · D is at most 128,000. This is 6 times slower
+    By default, FAISS 1.15 reads the items once per query if queries · D is at most 128,000. This is 6 times slower
     for 32 queries in 512 dimensions, and faster only for 1 or 2 queries. A lock guards FAISS's global setting.
     """
     import faiss

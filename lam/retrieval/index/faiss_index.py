@@ -42,7 +42,7 @@ class Index:
     Args:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
-        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's values, but wider for HNSW and IVF.
+        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's, but a wider search in HNSW and IVF.
         device: device of the FAISS index: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
@@ -88,7 +88,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS, and so a saved index, still holds removed vectors. FAISS types without removal keep them."""
+        """Whether FAISS, and so a saved index, still holds removed vectors, as FAISS types without removal do."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -116,7 +116,7 @@ class Index:
             ids: (N,) a tensor, array or sequence of integers ≥ 0 that are new to the index.
 
         Raises:
-            ValueError: for other embeddings, ids or `mean_samples`, an untrained type, or an error of FAISS.
+            ValueError: for invalid embeddings or ids, another `mean_samples`, an untrained type, or an error of FAISS.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
@@ -375,7 +375,7 @@ class Index:
 
 
 def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hits:
-    """Hits as from a Flat `Index` of the items, without a copy of the vectors; ids of hits are rows of `items`.
+    """Hits as from a Flat `Index` of the items, without a copy of the vectors; ids of hits are positions in `items`.
 
     The N ≥ 1 items must be float32 unit vectors; this is not checked.
     """

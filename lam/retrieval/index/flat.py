@@ -126,6 +126,6 @@ def score(
 
 
 def top(k: int, scores: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """The k highest scores of each row, best first, with ties in their old order; and the other columns, reordered."""
+    """The k highest scores of each row, best first, with ties in their old order; and the columns in the same order."""
     row, order = np.arange(len(scores))[:, None], (-scores).argsort(axis=1, kind="stable")[:, :k]
     return [column[row, order] for column in (scores, *columns)]

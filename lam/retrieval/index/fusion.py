@@ -1,16 +1,16 @@
 """Several images of one identity fused into one gallery entry, with a cap on κ.
 
-The product of K von Mises-Fisher densities (`lam.vmf.fuse`) has the concentration κ = ‖Σ κ_k μ_k‖ ≤ Σ κ_k, as if
-each image were an independent measurement. But κ_k comes from the posterior over the *weights*, and an error of the
-weights moves all images at once. Near its mean direction, a concentrated density is a Gaussian with variance 1/κ_k in
-each tangent direction. Let e_k be the errors of the K mean directions, with variance 1/κ_k and correlation ρ between
-two images of one identity. The fused direction is the direction of f = Σ κ_k μ_k. The error of f is Σ κ_k e_k, with
-variance
+The product of K von Mises-Fisher densities with mean directions μ_k and concentrations κ_k (`lam.vmf.fuse`) has the
+concentration ‖Σ κ_k μ_k‖ ≤ Σ κ_k, as if the images were independent measurements. But κ_k comes from the posterior over
+the *weights*, and an error of the weights moves all images at once. Near its mean direction, a concentrated density is
+a Gaussian with variance 1/κ_k in each tangent direction. Let e_k be the error of μ_k, with variance 1/κ_k, and with
+correlation ρ between two images of one identity. The fused direction is the direction of f = Σ κ_k μ_k. The error of f
+is Σ κ_k e_k, with variance
 
     Σ_jk κ_j κ_k Cov(e_j, e_k) = (1 − ρ) Σ κ_k + ρ (Σ √κ_k)².
 
 The length of f is R Σκ, where R = ‖Σ κ_k μ_k‖ / Σκ is the resultant of the images. The variance of the fused direction
-is the variance of f over the squared length of f. The inverse of this variance caps the fused concentration:
+is the variance of f, divided by the squared length of f. The inverse of this variance caps the fused concentration:
 
     κ_cap = (R Σκ)² / ((1 − ρ) Σκ + ρ (Σ√κ)²).
 

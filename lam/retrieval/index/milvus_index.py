@@ -90,7 +90,7 @@ class MilvusIndex:
 
     Args:
         address: `milvus://HOST[:PORT]/COLLECTION`, with `milvus+tls` for an encrypted connection; or
-            `milvus:///FILE.db/COLLECTION` for Milvus Lite on an absolute path, for one process at a time.
+            `milvus:///FILE.db/COLLECTION` for a file of Milvus Lite (an absolute path), used by one process at a time.
         dimension: embedding dimension of a new collection; None for an existing one.
         structure: search structure of a new collection.
         timeout: seconds to wait for an answer of the server.
@@ -190,7 +190,7 @@ class MilvusIndex:
     ) -> Hits:
         """The k ≤ `MOST_HITS` items of highest cosine for each query; arguments and errors as for `Index.search`.
 
-        `HNSW` may miss neighbours. All queries get the same number of hits: the least number found for any of them.
+        `HNSW` may miss neighbours. All queries get the same number of hits: the least number that a query finds.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:

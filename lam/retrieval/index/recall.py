@@ -45,10 +45,10 @@ class Recall:
         k: int,
         depth: int,
     ) -> "Recall":
-        """Compare the ids and cosines of K ≥ 2 hits from two searches for Q stored items with the ids `own`.
+        """Compare two searches for Q stored items, by ids and cosines of K ≥ 2 hits; `own` are the ids of the Q items.
 
-        At most K − 1 hits of a query count, because its own item does not. A hit of `found` is right if it is at least
-        as near as the k-th exact hit.
+        A query's own item does not count, so at most K − 1 hits do. A hit of `found` is right if it is at least as near
+        as the k-th exact hit.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
         near, nearest = _others(own, *found), _others(own, *exact)

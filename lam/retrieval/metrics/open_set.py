@@ -53,7 +53,7 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics of two searches per query: a mated search, if the query has a match, and one without its matches."""
+    """Metrics from two searches for each query: a mated search, if a match exists, and one that leaves matches out."""
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]
@@ -78,7 +78,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
     """Least of the non-mated scores with at most a share `rate` of these scores above it.
 
-    The rate is promised only for these searches; for new searches, see `ConformalScores.threshold`.
+    The rate holds for these searches; for new searches, see `ConformalScores.threshold`.
 
     Example:
         >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)
@@ -93,7 +93,7 @@ def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
 
 
 def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, fpir: float) -> float:
-    """Share of mated searches whose match scores above the threshold at a false-positive rate; higher is better.
+    """True-positive identification rate (TPIR) at a false-positive rate (FPIR); higher is better.
 
     TPIR = share of mated searches with a match of score > T at any rank; FPIR = share of non-mated searches with
     any hit of score > T; T is the least threshold with FPIR ≤ `fpir`.
@@ -134,8 +134,8 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
     """Area under the open-set classification rate curve; higher is better.
 
     For all thresholds T, the curve shows the share of mated searches with a right first hit of score > T against the
-    share of non-mated searches of score > T. The area is P(a mated search is right and scores above a non-mated
-    search), with ties counted half.
+    share of non-mated searches with a first hit of score > T. The area is P(a mated search is right and scores above a
+    non-mated search), with ties counted half.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 

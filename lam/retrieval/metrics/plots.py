@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the sparsification curve of each uncertainty.
 
-    If all entries have the same `correct`, the plot includes the best possible curve and the level of random dropping.
+    If all entries have the same `correct`, the plot also has the best possible curve, and the line of random dropping.
 
     Args:
         ranked: for each name, (Q,) `correct` (whether the first hit is relevant) and (Q,) uncertainties; Q ≥ 1.

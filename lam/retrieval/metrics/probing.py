@@ -1,4 +1,4 @@
-"""Quality of simple classifiers and clusters on features, the usual test of representations learned without labels."""
+"""Quality of simple classifiers and clusters on features, the usual tests of self-supervised representations."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -57,7 +57,7 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Mean over queries of the average precision of the first k hits; arguments, NaN and errors as in `recall_at_k`.
 
-    AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant), which is MAP@R for k = n_relevant.
+    AP@k = Σ_i precision@i / min(k, n_relevant), over the ranks i ≤ k of relevant hits; MAP@R has k = n_relevant.
 
     Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation.
 
@@ -76,7 +76,7 @@ class RelevantRanks:
     """Ranks of the relevant items of Q queries in the ranking of the whole gallery.
 
     Attributes:
-        first: (Q,) rank of the first relevant item, counted from 1; 0 without a relevant item.
+        first: (Q,) rank of the first relevant item, counted from 1; 0 if no item is relevant.
         within_r: (Q,) number of relevant items among the first R hits.
         n_relevant: (Q,) R, the number of relevant items.
     """
@@ -89,7 +89,7 @@ class RelevantRanks:
 def relevant_ranks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches
 ) -> RelevantRanks:
-    """Ranks of relevant items in the whole gallery, by cosine; of tied items, the lower index comes first.
+    """Ranks of relevant items in the whole gallery, by falling cosine, and by rising index in a tie.
 
     Args:
         queries: (Q, D) finite, non-zero.

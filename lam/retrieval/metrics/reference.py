@@ -76,7 +76,7 @@ class Reference:
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
         """The reference for N items, each compared only with other classes than its own, as if its class were unseen.
 
-        Means and covariances still include the excluded class. A class that is not in `labels` has no effect.
+        Covariances and the mean of all items still include the own class. A class that `labels` lacks has no effect.
         """
         if self.labels is None:
             raise ValueError("to exclude classes, the reference must have labels, got none")
@@ -146,7 +146,7 @@ class Reference:
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
     """1 − cosine between an item's features and the k-th nearest reference features.
 
-    The value is computed as ½ ‖u − v‖² of the unit vectors, in float64, because 1 − cosine loses digits near cosine 1.
+    It is computed as ½ ‖u − v‖² for unit vectors u and v, in float64, because 1 − cosine loses digits near cosine 1.
 
     Source: Sun, Ming, Zhu and Li (2022).
     """
@@ -156,9 +156,9 @@ def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int
 
 
 def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to the nearest class: min_c (u − μ_c)ᵀ Σ⁻¹ (u − μ_c).
+    """Squared Mahalanobis distance of u = φ/‖φ‖, for features φ, to the nearest class: min_c (u − μ_c)ᵀ Σ⁻¹ (u − μ_c).
 
-    Σ is the covariance of the reference about the class means; without labels there is one class. More than 256
+    Σ is the covariance of the reference about the class means μ_c; without labels there is one class. More than 256
     dimensions are reduced to 256 principal components.
 
     Source: Lee, Lee, Lee and Shin (2018); Mueller and Hein (2025) for the unit vectors (MDS++).
@@ -177,7 +177,7 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
 
 
 def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to the whole reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
+    """Squared Mahalanobis distance of u = φ/‖φ‖, for features φ, to the whole reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
 
     μ and Σ are the mean and covariance of all reference items; labels are not needed.
 
@@ -213,7 +213,7 @@ def layer_change(
     """How much the network's last layer changes which items are near.
 
     The score is mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j), for the item's embedding e and the embeddings e_j
-    of the reference. E holds the k nearest items by embedding, F the k nearest by features.
+    of the reference. E holds the k nearest reference items by embedding, F the k nearest by features.
 
     Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea that the representation of a good face image changes
         little from layer to layer. They compare layers of one width; comparing neighbours allows any widths.

@@ -16,7 +16,7 @@ from lam.utils.checks import check_at_least, check_choice
 
 @dataclass(frozen=True)
 class Score:
-    """Doubt about each of N items, or about the first hit for the item.
+    """Doubt about each of N items, or about the first hit of its search.
 
     Attributes:
         name: title in tables.

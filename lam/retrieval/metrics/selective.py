@@ -49,8 +49,8 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 
     Let E(m) be the number of wrong answers among the m most certain of Q queries. The generalized risk at coverage m/Q
     is E(m)/Q: the share of all queries that get a wrong answer. The curve begins at (0, 0) and has a point for each
-    distinct uncertainty; the area is a sum of trapezoids. At accuracy a, it is a(1 − a)(1 − R-AUROC) + (1 − a)²/2. A
-    constant uncertainty gives half the error rate, no query gives NaN.
+    distinct uncertainty; the area is a sum of trapezoids. With accuracy a, it is a(1 − a)(1 − R-AUROC) + (1 − a)²/2.
+    A constant uncertainty gives half the error rate; without queries, the area is NaN.
 
     Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
         (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.
@@ -66,7 +66,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
     """AUGRC of known and OOD items together, ranked by one score; lower is better.
 
     A kept item costs ½ if it is OOD, or known with a wrong first hit, and 0 otherwise. The value depends on the share
-    of OOD items, the `prevalence`. NaN without a known or without an OOD item.
+    of OOD items, the `prevalence`. It is NaN without known items, or without OOD items.
 
     Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; the area as in `augrc`.
 
@@ -82,9 +82,9 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 
 
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under accuracy at abstention rates 0, 0.1 … 0.9, scaled to 0 for a useless uncertainty and 1 for the best.
+    """Area under the curve of accuracy against abstention rate, scaled: 0 is useless, 1 is the best order.
 
-    Negative for an order worse than chance; NaN if all first hits are right or all are wrong.
+    Rates are 0, 0.1 … 0.9. Negative for an order worse than chance; NaN if all first hits are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
     """

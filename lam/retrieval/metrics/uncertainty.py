@@ -22,9 +22,9 @@ def sparsification(
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
     """Accuracy of the remaining queries after the share f of the most uncertain queries is dropped.
 
-    With C(m) right first hits among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is linear
-    between whole m, and a tie counts as the mean over its orders. A good uncertainty gives a rising curve, a useless
-    uncertainty a level curve.
+    accuracy(f) = C((1 − f)Q) / ((1 − f)Q), where C(m) is the number of right first hits among the m most certain of Q
+    queries. C is linear between whole m, and a tie counts as the mean over its orders. A good uncertainty gives a
+    rising curve, a useless uncertainty a level curve.
 
     Args:
         correct: (Q,) whether the first hit is relevant; leave out queries without a relevant item.
@@ -93,7 +93,7 @@ def count_at_thresholds(
 
 @dataclass(frozen=True)
 class ReliabilityBins:
-    """Data of a reliability diagram: B equal bins of confidence.
+    """Data of a reliability diagram, in B bins of equal width in confidence.
 
     Attributes:
         confidence: (B,) mean confidence of the queries in each bin; NaN for an empty bin.
@@ -119,7 +119,7 @@ class ReliabilityBins:
     def expected_error(self) -> float:
         """ECE = Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN if all bins are empty.
 
-        N is the number of queries in all bins. Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3.
+        Bin b holds n_b of N queries. Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3.
         """
         gap = (self.accuracy - self.confidence).abs()
         return float((self.count * gap).nansum() / self.count.sum())

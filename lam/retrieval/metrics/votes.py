@@ -82,8 +82,8 @@ def majority_votes(
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. Of tied labels, the first in this list wins; without any
-            in the list, the lowest label wins.
+        ranked_labels: (Q, K) labels of the hits, best first. In a tie, the label that comes first here wins; if no tied
+            label is here, the lowest label wins.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
@@ -121,7 +121,7 @@ class SampledAnswers:
     relevance: Relevance
 
     def votes(self) -> Votes:
-        """Votes on the label, as in `majority_votes`; if matches are places, `votes_for_first_hit`."""
+        """Votes on the label, as in `majority_votes`; if items match by place, `votes_for_first_hit`."""
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates
             predictions, ranked = labels[candidates[self.nearest]], labels[candidates[self.hits]]
@@ -138,7 +138,7 @@ class SampledAnswers:
 
 
 def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Tensor, "Q K"]) -> SampledAnswers:
-    """Search under S sampled networks.
+    """The nearest neighbour of every query under S sampled networks.
 
     Args:
         samples: (S, N, E) unit vectors of the items under each network.

@@ -168,8 +168,7 @@ class Choices:
 
     Attributes:
         targets: the error rates.
-        flag: the score that flags queries, one of `lam.retrieval.decisions.flags.FLAGS`; by default
-            `OodDetector.best`.
+        flag: the score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default `OodDetector.best`.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
         of_strangers: whether to bound false accepts of strangers, instead of calibration queries without their matches.

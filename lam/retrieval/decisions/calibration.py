@@ -104,8 +104,7 @@ class Calibration:
         acceptances: one uses all scores; one uses scores of mean, κ and hits; one uses these scores without labels.
             Equal acceptances appear once. The first acceptance whose scores are all available decides on a query.
         reliability: bins of the first acceptance's cross-validated P(right | known).
-        depth: least k such that the first k hits hold a match with probability 1 − `conformal_miss`; None for too few
-            queries.
+        depth: least number of first hits that hold a match with P = 1 − `conformal_miss`; None for too few queries.
         kappa: histogram of the calibration queries' κ.
         dimension: number of embedding dimensions D.
         nearest: numbers of neighbours by score, instead of `Score.k`.

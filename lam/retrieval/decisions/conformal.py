@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
 The one assumption is exchangeability: every order of calibration scores and new scores is equally likely, as for
-draws from one source. Data used for training or tuning violate it slightly; data that drift violate it.
+draws from one source. Data used for training or tuning violate the assumption, and so do data that drift.
 """
 
 import math
@@ -140,12 +140,12 @@ class ConformalScores:
         return len(self) - int(torch.searchsorted(self.scores, point, right=True))
 
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
-        """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
+        """Confidence interval of the rate at which new scores exceed a threshold, fixed or learnt by `threshold`.
 
-        The threshold may be fixed beforehand or learnt by `threshold`. The interval covers the rate with probability
-        `level` or more. With classes, the classes are resampled, and the ends are percentiles of the mean of F_c (see
-        `threshold`). Resampling fails if all scores or no scores exceed the threshold. So the interval is widened to
-        include the Clopper-Pearson intervals for Σ_c F_c events in C trials, with the sum rounded down and up.
+        Without classes, this is the Clopper-Pearson interval, which covers the rate with probability `level` or more.
+        With classes, the classes are resampled, and the ends are percentiles of the mean of F_c (see `threshold`).
+        Resampling fails if all scores or no scores exceed the threshold. So the interval is widened to include the
+        Clopper-Pearson intervals for Σ_c F_c events in C trials, with the sum rounded down and up.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:

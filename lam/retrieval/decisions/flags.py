@@ -33,8 +33,7 @@ class OodDetector:
 
     Attributes:
         calibrated: scores of the calibration queries by name, `kappa` included.
-        combined: regression that separates known queries from strangers; its `doubt` is the combined score. None
-            without strangers.
+        combined: regression of known queries against strangers; `doubt` is the combined score. None without strangers.
         ranking: AUROC of strangers against known queries by score, the greatest first; empty without strangers.
     """
 
@@ -134,7 +133,7 @@ def substitute(flag: str, missing: Missing, components: Sequence[str] = (), know
 
     Args:
         flag: the flag of the calibration.
-        missing: `input` if a query has only its mean and κ; `hits`; or `labels` of the hits.
+        missing: the missing evidence: `input` (all but mean and κ), `hits`, or `labels` of the hits.
         components: the scores from which the flag is computed; by default all possible scores.
         known: the flags of the calibration.
     """

@@ -1,10 +1,9 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
 The probability is learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
-the cosine of the first hit alone. To find the threshold, the calibration's `UnmatchedQueries` search the part, without
-regard to hits that match. The cosines of their first other hits are exchangeable with the cosine of a new query without
-a match, so the threshold keeps the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend
-on these queries.
+the cosine of the first hit alone. To find the threshold, the calibration's `UnmatchedQueries` search the part, and hits
+that match are skipped. The cosines are exchangeable with the cosine of a new query without a match, so the threshold
+keeps the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 The hits must obey these rules, because thresholds and probabilities are learnt from cosines of exact searches:
 
-- Vectors are `Embeddings.mean` of the encoder that embeds the queries, with as many samples if it averages samples.
+- Vectors are `Embeddings.mean`, by the same encoder as for the queries, and with the same number of samples, if any.
 - Scores are cosines, best first; convert other scores. pgvector (`<=>`) and Chroma (space `cosine`) give
   distances: the cosine is 1 - distance. Elasticsearch gives (1 + cosine) / 2: the cosine is 2 score - 1. Qdrant
   (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only for unit vectors.
@@ -96,8 +96,7 @@ def calibrate_vectors(
     """Calibration for a store of labelled vectors, by exact search; `judge` then decides on hits of the store.
 
     Args:
-        queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store. If most of
-            them equal a vector of the store, there is a warning.
+        queries: Q embeddings of held-out items, not used in training and not in the store; warns if most are stored.
         query_labels: Q labels; a query whose label the store lacks is a search without a match.
         vectors: (G, D) vectors of all labelled items in the store, or their embeddings.
         labels: G labels of the items.

@@ -1,4 +1,4 @@
-"""Test martingales: tests of a stream of data that may be read at any time.
+"""Test martingales: tests of a data stream, whose results may be read at any time.
 
 A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. Then, by
 Ville's inequality, the probability that a wealth of 1 ever reaches 1/α is at most α. In contrast, an ordinary test that

@@ -19,8 +19,7 @@ class MatchProbability:
     Attributes:
         usual: P(known) from the similarity of the query to the calibration queries.
         right: P(right | known).
-        contrast: P(known) learnt from known queries against queries without a match, or against unlabelled queries;
-            None if both are missing.
+        contrast: P(known) learnt against queries without a match, or against unlabelled queries; None without either.
     """
 
     usual: OneClassModel

@@ -36,9 +36,8 @@ _BINS = 10
 class MonotoneRegression:
     """P(known) from several scores, decreasing in each.
 
-    log(P/(1 − P)) = b − Σ_j w_j x_j, where all w_j ≥ 0 and x_j is score j on a `SoftScale`. The weights minimise the
-    weighted sum of log losses plus the ridge penalty Σ w²/2. A score measures doubt, so a negative weight would fit
-    noise.
+    log(P/(1 − P)) = b − Σ_j w_j x_j, where all w_j ≥ 0 and x_j is score j on a `SoftScale`. The fit minimises weighted
+    log losses plus the ridge penalty Σ w²/2. A score measures doubt, so a negative weight would fit noise.
 
     Attributes:
         evidence: names of the E scores.

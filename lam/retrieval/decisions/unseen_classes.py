@@ -1,11 +1,11 @@
-"""p-values of two hypotheses, "the item's class is new" and "is in the gallery", learnt without held-out classes.
+"""p-values of "the item's class is new" and "the item's class is in the gallery", learnt without held-out classes.
 
 An item that is the only one of its class stands in for a stranger, because it was a stranger when it arrived.
 
 The one assumption is that the gallery and the new item are exchangeable: the gallery is a random sample of incoming
-items. A hand-picked gallery violates the assumption: with four photographs of each of thirty people, no class has one
-item, whatever the share of strangers. Training on the gallery's items also violates the assumption, because training
-moves these items nearer to each other than to new items.
+items. A hand-picked gallery violates the assumption: with four photographs of each of thirty people, no class has only
+one item, whatever the share of strangers. Training on the gallery's items also violates the assumption, because
+training moves these items nearer to each other than to new items.
 """
 
 from dataclasses import dataclass

@@ -21,7 +21,6 @@ def rank(
     """Rank the gallery by cosine for every query, exactly.
 
     The score of query q and item g is q·g / (‖q‖‖g‖), in float64. Items of equal score are in order of their index.
-    Without a gallery, each query ranks all other queries.
 
     Args:
         queries: (Q, D) finite, non-zero.

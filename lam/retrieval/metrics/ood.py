@@ -38,8 +38,7 @@ def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
     """Average precision of finding OOD items; higher is better.
 
-    AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds, without interpolation. Arguments and errors
-    as in `auroc`.
+    AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds t. Arguments and errors as in `auroc`.
 
     Returns:
         The average precision in [0, 1]; a useless score has the `prevalence`. NaN if either set is empty.

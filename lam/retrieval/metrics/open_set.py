@@ -7,7 +7,7 @@ functions:
 - score, correct: (Q,) scores of the first hits of mated searches, and whether these hits are matches.
 - mated: (Q,) the highest score of a match in each mated search.
 - non_mated: (O,) scores of the first hits of non-mated searches.
-- rate, fpir, far: share of non-mated searches that may score above the threshold, in (0, 1).
+- rate, fpir, far: greatest share of non-mated searches with a first hit above the threshold, in (0, 1).
 
 A rate outside (0, 1), a NaN or different lengths raise a `ValueError`. Without searches, a metric is NaN.
 """
@@ -134,8 +134,8 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
     """Area under the open-set classification rate curve; higher is better.
 
     For all thresholds T, the curve shows the share of mated searches with a right first hit of score > T against the
-    share of non-mated searches with a first hit of score > T. The area is P(a mated search is right and scores above a
-    non-mated search), with ties counted half.
+    share of non-mated searches with a first hit of score > T. The area is the probability that the first hit of a mated
+    search is right and scores above the first hit of a non-mated search; ties count half.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 
@@ -158,9 +158,9 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under the risk-coverage curve; lower is better.
 
-    The risk at coverage n/Q is the share of wrong answers among the n most certain. A threshold keeps or drops a tie as
-    a whole, so the curve has one point for each distinct uncertainty. The area is a sum of trapezoids; before the first
-    point, the risk is constant. A constant uncertainty gives the error rate.
+    The risk at coverage n/Q is the share of wrong hits among the n most certain of Q. A threshold keeps or drops a tie
+    as a whole, so the curve has one point for each distinct uncertainty. The area is a sum of trapezoids; before the
+    first point, the risk is constant. A constant uncertainty gives the error rate.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
         Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).

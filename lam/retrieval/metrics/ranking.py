@@ -43,8 +43,7 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
 def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Mean over queries of the share of relevant items among the first k hits.
 
-    The denominator is k, so a query with fewer than k relevant items cannot reach 1. Arguments, NaN and errors as in
-    `recall_at_k`.
+    A query with fewer than k relevant items cannot reach a share of 1. Arguments, NaN and errors as in `recall_at_k`.
 
     Example:
         >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)

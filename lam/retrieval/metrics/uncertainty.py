@@ -128,9 +128,8 @@ class ReliabilityBins:
     def error_by_chance(self) -> float:
         """0.95 quantile of the ECE of a perfectly calibrated predictor; NaN if all bins are empty.
 
-        In each of 1,000 draws with a fixed seed, the number of right queries in a bin is binomial at the bin's mean
-        confidence. A greater ECE is hardly due to chance. (If confidences differ within a bin, the true quantile is a
-        little lower.)
+        In each of 1,000 draws with a fixed seed, the number of right queries in a bin is binomial, at the bin's mean
+        confidence. A greater ECE is hardly due to chance. (If a bin's confidences differ, the quantile is too high.)
 
         Example:
             >>> half = torch.zeros(100, dtype=torch.int64), torch.full((100,), 0.5), torch.ones(100, dtype=torch.bool)

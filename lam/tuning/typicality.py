@@ -51,7 +51,7 @@ class Components(TensorRecord):
 
     @staticmethod
     def of(rows: Float[Tensor, "N P"], most: int, *, seed: int) -> "Components":
-        """Fit up to `most` components to at most 2,000 random rows: one for every ten rows, and at least one."""
+        """Fit to at most 2,000 random rows: one component for every ten rows, at least one and at most `most`."""
         from sklearn.decomposition import PCA
 
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]

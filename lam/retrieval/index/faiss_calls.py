@@ -96,7 +96,7 @@ def remove(index: Any, slots: np.ndarray) -> None:
 
 
 def keep_only(index: Any, slots: np.ndarray) -> bool:
-    """Remove every slot that is not in `slots`; returns whether the type can remove."""
+    """Remove all slots except `slots`; returns whether the type can remove."""
     import faiss
 
     stays = faiss.IDSelectorBatch(slots)

@@ -109,7 +109,7 @@ class ReliabilityBins:
     def of(
         cls, in_bin: Int64[Tensor, " Q"], confidence: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, bins: int
     ) -> "ReliabilityBins":
-        """Averages over B bins; `in_bin` numbers the bin of each query from 0."""
+        """Averages in each of B bins; `in_bin` numbers the bin of each query from 0."""
         count = torch.bincount(in_bin, minlength=bins)
         zeros = torch.zeros(bins, dtype=torch.float64, device=count.device)
         total, right = (zeros.index_add(0, in_bin, values.double()) for values in (confidence, correct))

@@ -29,7 +29,7 @@ _NO_PAIR = "at least 2 items are needed to form a pair, got {}"
 
 @dataclass(frozen=True)
 class StructureOptions:
-    """A class that stores sums of curvature, such as `Kron`, and its options.
+    """A structure (a class that stores sums of curvature, such as `Kron`) with options.
 
     Attributes:
         structure: class of the structure.
@@ -54,12 +54,12 @@ class StructureOptions:
             check_at_least("rank", self.rank, 1)
 
     def check(self, layer: nn.Linear, curvature: Curvature) -> None:
-        """Reject sums that need more than `max_memory`, and cross terms that the structure cannot hold."""
+        """Reject sums larger than `max_memory`, and cross terms of two items that the structure cannot hold."""
         weight = torch.empty(layer.out_features, layer.in_features, device="meta")
         self.empty(weight, curvature, has_bias=layer.bias is not None)
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
-        """The structure with all sums zero, for the first pass over the data; for an `Ekfac`, this is a `Kron`."""
+        """The structure with all sums zero for the first pass over the data, which fits a `Kron` for an `Ekfac`."""
         cls: Any = self.structure
         if cls is Ekfac:  # a `Kron` computes the basis in the first pass; the checks of an `Ekfac` come first
             T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
@@ -109,7 +109,7 @@ class Accumulator(ABC):
         """Sum over the batches of all processes, and the number of items.
 
         Raises:
-            ValueError: as `add`; also if the curvature is zero, or one of its terms has no item or pair in any batch.
+            ValueError: as `add`; also if the curvature is zero, or no batch has an item or pair for one of its terms.
         """
         return _total_of(*self.accumulate(batches))
 
@@ -133,7 +133,7 @@ class LastLayerAccumulator(Accumulator):
         weight: (D, P) weight of the layer.
         bias: (D,) bias of the layer, or None.
         options: options of the structure. With None, `fit` omits the second pass of an `Ekfac`.
-        progress: show a progress bar for a whole data set on standard error.
+        progress: show a progress bar on standard error, for pairs over a whole data set.
     """
 
     weight: Float[Tensor, "D P"]
@@ -184,7 +184,7 @@ class LastLayerAccumulator(Accumulator):
         return total
 
     def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
-        """The result of one pass or, for an `Ekfac`, of a second pass in the basis from the first."""
+        """The result of one pass. For an `Ekfac`, the first pass computes the basis, and a second pass the result."""
         total, n_items = passed(self)
         if self.options is None or self.options.structure is not Ekfac:
             return total, n_items

@@ -25,11 +25,11 @@ class Jacobian(ABC):
 
     @abstractmethod
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """Diagonal of Σ_a J_aᵀ H_a J_a, summed over the items a, for each of the T matrices H_a of an item."""
+        """Diagonal of Σ_a J_aᵀ H_a J_a over the items a. Each item has T matrices H_a; each gives one row."""
 
     @abstractmethod
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ with variances v, in float64, so that it stays positive semi-definite after rounding."""
+        """J_a diag(v) J_aᵀ for variances v; float64 keeps the result positive semi-definite."""
 
     @abstractmethod
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
@@ -56,7 +56,7 @@ class Dense(Jacobian):
 
 @dataclass(frozen=True)
 class Outer(Jacobian):
-    """The Jacobians g_a ⊗ φ_a of a matrix that is applied at one place only; the products are not stored."""
+    """Jacobians g_a ⊗ φ_a for a matrix that is applied at one place only; stored as factors."""
 
     slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's outputs
     inputs: Float[Tensor, "N F"]  # φ
@@ -82,9 +82,9 @@ def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
 
 
 def is_matrix(module: nn.Module) -> bool:
-    """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups.
+    """Whether a layer applies one matrix at every place: `nn.Linear`, or `nn.Conv2d` with one group.
 
-    A subclass with its own `forward` does not count, because `forward` may normalise or pad.
+    A subclass with its own `forward` does not count, because that may normalise or pad.
     """
     kind: Any = type(module)
     if module._parameters.get("weight") is None:
@@ -151,8 +151,8 @@ def jacobian(
         weights: its parameters, by name.
         inputs: inputs of the layer.
         slopes: derivatives of the network's D outputs with respect to the layer's outputs.
-        basis: orthonormal bases for the rows and columns of the layer's matrix, in which the Jacobian is expressed;
-            layers without a matrix ignore the bases.
+        basis: orthonormal bases for the rows and columns of the layer's matrix; the Jacobian is expressed in them.
+            Layers without a matrix ignore the bases.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))

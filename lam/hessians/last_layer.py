@@ -1,8 +1,8 @@
 """Generalised Gauss-Newton matrix (GGN) of a loss with respect to the weights of a linear last layer f = Wφ + b.
 
-H_a is the curvature of the loss with respect to the output of item a, with the other outputs fixed. An item's partners
-are the items with which it forms pairs. For a data set, the code first sums over the partners of each item, in blocks
-or by class, and then over items. So it forms no matrix of all pairs.
+φ are the layer's inputs (features). H_a is the curvature of the loss with respect to the output of item a, with the
+other outputs fixed. An item forms pairs with its partners. To avoid a matrix of all pairs of a data set, the code first
+sums over the partners of each item, in blocks or by class, and then over items.
 """
 
 from collections.abc import Iterator
@@ -100,9 +100,9 @@ def output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "N D D"]:
-    """The curvature H_a in the output of every item, scaled so that the GGN of the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
+    """The curvature H_a of every item, scaled so that the GGN of the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
 
-    The result takes 4 N D² bytes in float32; for the sum over the items, `total_output_curvature` takes less.
+    The result takes 4 N D² bytes in float32. For only the sum over items, `total_output_curvature` takes less.
 
     Args, Raises: as `ggn_of_batch`, and
         ValueError: for a curvature with cross terms, or pairs without a positive pair.
@@ -157,7 +157,7 @@ def _checked(
 
 
 def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """Check that pairs or candidates are of `size` items and suit the curvature, and return them."""
+    """Pairs or candidates, after a check that they are for `size` items and suit the curvature."""
     pairs.check_size(size)
     if isinstance(pairs, Candidates) and not curvature.takes_candidates:
         raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
@@ -180,8 +180,8 @@ def ggn_of_dataset(
     Similarities of items have the type of the features, but at least float32.
 
     Args:
-        empty: the structure with all sums zero, and a curvature that has `over_dataset`. For a contrastive or softmax
-            curvature, `fix` must not be `full`.
+        empty: the structure with all sums zero. Its curvature must be `in_blocks`; contrastive and softmax curvatures
+            are, unless `fix` is `full`.
         features: (N, P) inputs of the layer, on any device; they move to the weight's device in blocks.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
@@ -193,7 +193,7 @@ def ggn_of_dataset(
         The structure with the sums of the data set, in float64.
 
     Raises:
-        ValueError: as `ggn_of_batch`; also for a curvature without `over_dataset`, a wrong number of labels, or no
+        ValueError: as `ggn_of_batch`; also for a curvature that is not `in_blocks`, a wrong number of labels, or no
             positive pair.
     """
     curvature = empty.curvature

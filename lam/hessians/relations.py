@@ -74,7 +74,7 @@ class LabelRelation(Related):
 
 
 class NeighbourRelation(Related):
-    """Near pairs are listed as positive or as neither; all other pairs are negative."""
+    """Near pairs are listed, as positive or as neither positive nor negative; all other pairs are negative."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self.size = size = neighbours.size

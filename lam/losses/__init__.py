@@ -80,9 +80,9 @@ def build(
 
     Args:
         name: a key of `LOSSES`; the classes have the formulas. "contrastive", "log_posterior", "squared" and "pml" (of
-            pytorch-metric-learning) use the distances of pairs and a margin. "supcon", "infonce" and "varcon" take
-            softmaxes of cosines divided by a temperature: over all items, over a positive pair and its negatives, and
-            over centroids of classes. "aninfonce" is infonce with a learned weight for each dimension.
+            pytorch-metric-learning) use the distances of pairs and a margin. The others use a softmax of
+            cosine/temperature: "supcon" over all items, "infonce" over a positive pair and its negatives, "varcon" over
+            centroids of classes. "aninfonce" is infonce with a learned weight for each dimension.
         margin: in (0, 2]; negative pairs at this distance or beyond have no gradient. For losses with a temperature,
             only miners and the contrastive curvature use the margin.
         temperature: temperature of "supcon", "infonce", "varcon" and "aninfonce", positive.

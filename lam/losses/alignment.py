@@ -18,11 +18,11 @@ Regulariser = Literal["square", "likelihood"]
 
 @dataclass(frozen=True)
 class Explicit:
-    """Term that explicit concentrations add to a loss for each pair: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
+    """Term that a loss adds for each pair to learn concentrations κ: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
 
-    R(κ) is λκ² ("square"), as from a Gaussian prior, or κ − (D − 1)/2 log κ ("likelihood"). At large κ, "likelihood" is
-    the negative log normaliser of the von Mises-Fisher density, up to a constant. With "square", the best κ of an item
-    is λ_a/(2λ) times the mean cosine of its pairs.
+    The regulariser R(κ) is λκ² ("square"), as from a Gaussian prior, or κ − (D − 1)/2 log κ ("likelihood"). At large κ,
+    "likelihood" is the negative log normaliser of the von Mises-Fisher density, up to a constant. With "square", the
+    best κ of an item is λ_a/(2λ) times the mean cosine of its pairs.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6 and 10;
     λ_a = 0.05 and λ = 0.005 are its settings for SimCLR.
@@ -56,9 +56,7 @@ class Explicit:
 
 
 class ConcentrationAlignment(DistributionLoss):
-    """InfoNCE of the mean directions plus the mean over positive pairs of the term `Explicit`.
-
-    A pair counts once, in either order.
+    """InfoNCE of the mean directions, plus the mean of `Explicit` over unordered positive pairs.
 
     Source: as `Explicit`, equation 11.
 

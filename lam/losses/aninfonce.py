@@ -18,9 +18,9 @@ class AnInfoNCE(TrainableLoss):
     """InfoNCE with the similarity −Σ_d Λ_d (x_d − y_d)² and a learned diagonal Λ > 0.
 
     If the embeddings are a rotation of the latent variables, Λ_d is the concentration of positive pairs along d. For
-    unit embeddings and Λ_d = 1/(2τ), the loss is InfoNCE at temperature τ. Negatives may be drawn near the anchor, with
-    a concentration Λ⁻ > 0. The best similarity then has Λ = Λ⁺ − Λ⁻, with Λ⁻ fixed and Λ⁺ learned. An ensemble sums the
-    losses of M members; each member has its own Λ and its own pairs of the same items.
+    unit embeddings and Λ_d = 1/(2τ), the loss is InfoNCE at temperature τ. If negatives are drawn near the anchor, with
+    a concentration Λ⁻ > 0, the best Λ is Λ⁺ − Λ⁻: a learned Λ⁺, the concentration of positive pairs, and a fixed Λ⁻. An
+    ensemble sums the losses of M members; each member has its own Λ and its own pairs of the same items.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     and B.2.

@@ -66,7 +66,7 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the loss's curvature by the means (or of a similar curvature) if items have this κ."""
+        """Name and settings of the loss's curvature by the means, or of a similar curvature, for items with this κ."""
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...
@@ -96,7 +96,7 @@ def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs)
     """Mean over positive pairs of log 1/S Σ_s ratio_s, with ratio_s as in `log_ratios`.
 
     The logits of ratio_s are `scale` times the cosines of the items' s-th samples. If at most half of the items are
-    negatives, the code computes only the cosines of positive pairs, and of anchors with negatives.
+    negatives of any anchor, the code computes only the cosines that the ratios need.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:

@@ -34,7 +34,7 @@ class ELK(DistributionLoss):
         self.kappa_pos = kappa_pos
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE; 1/τ is κ κ_pos/2, the slope of a close pair's similarity over cosine at large κ."""
+        """The curvature of InfoNCE at 1/τ = κ κ_pos/2, a close pair's derivative of similarity by cosine at large κ."""
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -41,7 +41,7 @@ def log_ratios(
 ) -> tuple[Float[Tensor, "*S pairs"], Shaped[Tensor, " pairs"]]:
     """log e^l_ap / (e^l_ap + Σ_n w_an e^l_an) of all positive pairs (a, p), and the weights of these pairs.
 
-    The sum is over the negatives of the anchor a; without negatives the ratio is 1.
+    l are the logits. The sum is over the negatives n of a, with their weights w; without negatives the ratio is 1.
     """
     negatives = log_weighted_sum(logits, pairs.negative)
     anchor, positive = pairs.positive.nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""MCInfoNCE: InfoNCE over samples, which makes each item's distribution the posterior of a latent variable."""
+"""MCInfoNCE: InfoNCE over samples of each item's distribution, to learn the posterior of the item's latent variable."""
 
 from typing import Any
 
@@ -14,10 +14,9 @@ from lam.vmf.bessel import bessel_ratio, kappa_from_resultant
 class MCInfoNCE(DistributionLoss):
     """Mean over positive pairs of −log 1/S Σ_s e^(κ_pos z_s·z⁺_s) / (e^(κ_pos z_s·z⁺_s) + Σ_m e^(κ_pos z_s·z⁻_ms)).
 
-    z_s, z⁺_s and z⁻_ms are the s-th samples of an anchor, its match and its m-th of M negatives. The source has 1/M
-    before both terms of the denominator, which subtracts log M from the loss. Without 1/M, the limit of large κ is
-    InfoNCE at temperature 1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, above all
-    if it is large already.
+    z_s, z⁺_s and z⁻_ms are the s-th samples of an anchor, its match and its m-th of M negatives. The source divides the
+    denominator by M, which subtracts log M from the loss. Without this factor, the limit of large κ is InfoNCE at
+    temperature 1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, above all a large κ.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,
@@ -65,8 +64,8 @@ class MCInfoNCE(DistributionLoss):
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
         """The curvature of InfoNCE; 1/τ is the concentration of the means of a positive pair around each other.
 
-        Each latent variable lies around its mean, and the two latent variables of a pair lie around each other. In this
-        convolution of three distributions, the mean resultant lengths are multiplied.
+        Two means of a pair differ by three von Mises-Fisher steps: from a mean to its latent variable, to the other
+        latent variable, and to the other mean. Their mean resultant lengths are multiplied.
 
         Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
         """

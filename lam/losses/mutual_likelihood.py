@@ -14,13 +14,13 @@ def mutual_likelihood(
     """Minus the mean log likelihood that the two embeddings of a positive pair are the same point.
 
     For a pair, −log ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz is ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the
-    constant ½ D log 2π. Logarithms of variances do not underflow.
+    constant ½ D log 2π.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings", section 3.2.
 
     Args:
         mean: (N, D) means.
-        log_variance: (N, D) logarithms of the variances.
+        log_variance: (N, D) logarithms of the variances, which do not underflow.
         pairs: the pairs among these N items.
 
     Returns:

@@ -19,9 +19,8 @@ from lam.utils.random import seeded
 class Siamese(DistributionLoss):
     """Loss of the cosine between the prediction h(μ₁) from an item and the target of its match.
 
-    A target is a direction without gradient. The predictor h has one hidden layer with batch norm. An explicit
-    concentration uses the same cosines, in both directions of a pair: cosines of two means with gradients would make
-    all means collapse into one.
+    A target is a direction without gradient. The predictor h has one hidden layer with batch norm. `explicit` uses the
+    same cosines, in both directions of a pair: without targets, all means would collapse into one.
 
     Args:
         dimension: D.
@@ -77,7 +76,7 @@ class Siamese(DistributionLoss):
 
 
 class SimSiam(Siamese):
-    """Mean over matches, in both directions, of −cos(h(μ₁), μ₂), without a gradient of μ₂; see `Siamese`.
+    """Mean over matches, in both directions, of −cos(h(μ₁), μ₂), without a gradient through μ₂; see `Siamese`.
 
     Source: Chen and He (2021), "Exploring simple Siamese representation learning", equations 1 to 4.
 

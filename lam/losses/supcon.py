@@ -10,9 +10,9 @@ from lam.pairs.pairs import Pairs
 
 
 class SupCon(TemperatureLoss):
-    """Mean over anchors a of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ), with the softmax over all other items.
+    """Mean over anchors a of −1/|P(a)| Σ_p log softmax_p(n_a·n_b / τ), with the softmax over all other items b.
 
-    n_a is the embedding of a, and P(a) are its positive pairs; an item without a positive pair is not an anchor.
+    n_a is the embedding of a, and P(a) are the items p that match a; an item without a match is not an anchor.
 
     Source: Khosla et al. (2020), equation 2.
 
@@ -31,7 +31,7 @@ class SupCon(TemperatureLoss):
     def of_anchors(
         self, embeddings: Float[Tensor, "N D"], pairs: Pairs
     ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """The loss of each item, and whether the item has a loss, which takes a positive pair."""
+        """The loss of each item, and whether the item has a loss; only items with a positive pair have one."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)

@@ -77,7 +77,7 @@ class SwAV(DistributionLoss):
 
 
 def sinkhorn(scores: Float[Tensor, "N J"], n_iterations: int) -> Float[Tensor, "N J"]:
-    """Rows of probabilities proportional to a_i b_j e^score, with nearly equal sums of the columns.
+    """a_i b_j e^score for row i and column j: each row sums to 1, and all columns have nearly equal sums.
 
     Each iteration scales the columns to equal sums, then the rows to sums of 1.
 

@@ -29,8 +29,8 @@ class Aninfonce(Deterministic):
     """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
 
     With M > 1 members, the loss is a sum of M losses. Each member has its own vector Λ and its own kind of crops; later
-    members crop more. A batch holds every image in every kind of crop, and pairs stay within a kind. The loss has no
-    curvature for several members, without normalisation, or if an entry of Λ is at most `negatives`.
+    members crop more. A batch holds every image in every kind of crop; the items of a pair share a kind. The loss has
+    no curvature for several members, without normalisation, or if an entry of Λ is at most `negatives`.
 
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
 

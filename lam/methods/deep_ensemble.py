@@ -66,8 +66,8 @@ class DeepEnsemble(Method):
         """Train the members; see `Method.train`. Stages are `member-1` and so on and, with `concatenate`, `align`.
 
         The network is the first member. `training.another` makes the other members from the following seeds; by
-        default, they come from `network.recipe`, which holds no pretrained weights. Histories and sub-folders of
-        checkpoints are named `member-1` and so on.
+        default, `network.recipe` makes them, without pretrained weights. Histories and sub-folders of checkpoints are
+        named `member-1` and so on.
         """
         self.check_start(pretrained=training.pretrained)
         network = unwrapped(network)

@@ -28,12 +28,12 @@ class Hib(Method):
     """Train a network and its uncertainty head together.
 
     Two samples at distance d match with p(match) = sigmoid(b − a d). The loss is a sum: the mean of −log p(match) over
-    positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the items' mean KL divergence of
+    positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the mean KL divergence of the items'
     N(μ, diag(σ²)) from N(0, I). As in the source, μ is the head's output before normalisation: for unit vectors, the
     divergence would not depend on μ. Retrieval and validation compare the directions of μ.
 
     The number of samples and β come from the source, which states no initial a and b. With a = b = 5, p(match) is ½ at
-    distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns log a and b.
+    distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns b and log a.
 
     Attributes:
         n_samples: samples of each item in a step, at least 1; a pair compares all samples of its two items.

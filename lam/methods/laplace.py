@@ -27,12 +27,12 @@ class Laplace:
     Attributes:
         margin: margin of the contrastive loss, in (0, 2]: for miners, an added layer, and a curvature without a margin.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
-        pairs: `batch` takes all pairs within a batch, so that posteriors can be added and batches forgotten. `dataset`
-            takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
+        pairs: `batch` takes all pairs within a batch; only then can posteriors be added and subtracted. `dataset` takes
+            every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
         head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
             network. `train` trains this layer on all outputs of the network, held in memory; see
-            `lam.methods.added_head`. `identity` keeps the network's embeddings. With it, κ says little about the
-            distance from the data, so the OOD score is k-NN. TorchScript networks take `identity` by default.
+            `lam.methods.added_head`. `identity` keeps the network's embeddings. Then κ says little about the distance
+            from the data, so the OOD score is k-NN. TorchScript networks take `identity` by default.
         dimension: D of the layer of `head="train"`; by default 64, or the width of the output if that is less.
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers take
             pairs within batches.
@@ -43,7 +43,7 @@ class Laplace:
             a curvature that has cross terms or no matrices.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes for the sums that the structure keeps; with several layers, also for one batch and
-            one item. S sampled networks later need S times the memory of the layers' weights in addition.
+            one item. Later, S sampled networks take S times the memory of the layers' weights.
         rank: for `low_rank`: largest rank of the input factor; 256 by default.
         prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with h the curvature
             and s the likelihood scale. Tuning s then changes the posterior's width and not its shape.

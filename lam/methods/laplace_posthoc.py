@@ -58,8 +58,8 @@ class LaplaceMethod(Method):
             outputs}, or an object of `lam.hessians`. Missing settings, such as a temperature, come from the training
             loss. The options below set the `contrastive` curvature. `own` is the curvature of the network's training
             loss.
-        margin: margin of the contrastive curvature; negative pairs beyond the margin have no curvature. By default the
-            training loss's margin, which mined triplets always use.
+        margin: margin of the contrastive curvature; negative pairs beyond it have no curvature. The default is the
+            margin of the training loss. Mined triplets always use this default.
         split, fix, negative_weight: settings of the contrastive curvature; see `ContrastiveCurvature`.
     """
 
@@ -169,8 +169,8 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
     Attributes:
         miner: which pairs of a batch the curvature takes: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
-        views: settings of two random views of each image, which match only each other. The curvature is then formed on
-            views, without labels; by default, on plain images. `curvature=own` takes the training's views.
+        views: settings of two random views of each image; only views of one image match. The curvature is then formed
+            on views, without labels; by default, on plain images. `curvature=own` takes the training's views.
         average: whether the curvature is a mean over the pairs of each type; otherwise it is a sum.
         batch_size: items in a batch, at least 2; `pairs=batch` forms pairs within these batches.
     """

@@ -18,8 +18,8 @@ class Candidates:
 
     Attributes:
         directions: (O, D) unit vectors.
-        positive: (N, O) non-negative weights of the pairs of an item and a matching candidate.
-        negative: (N, O) non-negative weights of the pairs of an item and a candidate that does not match.
+        positive: (N, O) non-negative weights of pairs of an item and a candidate that match.
+        negative: (N, O) non-negative weights of pairs of an item and a candidate that do not match.
 
     Raises:
         ValueError: for weights of a wrong shape, negative or not finite, or directions that are not unit vectors.

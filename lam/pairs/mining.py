@@ -2,8 +2,8 @@
 
 The weight of a pair is the number of chosen triplets that contain it, as in pytorch-metric-learning. n⁺ is the number
 of positive pairs before the choice, times the mean weight of the chosen positive pairs, rounded. A curvature and the
-loss `log_posterior` divide their sum over the chosen positive pairs by n⁺. The quotient is a weighted mean over these
-pairs, times the share of positive pairs that were chosen. n⁻ is the same for negative pairs.
+loss `log_posterior` divide their sum over the chosen positive pairs by n⁺. The quotient is the weighted mean over the
+chosen pairs, times their share of the positive pairs. Negative pairs are counted in the same way, by n⁻.
 """
 
 import inspect
@@ -28,7 +28,7 @@ class Mining:
     """The choice of pairs in a batch.
 
     A triplet contains the pairs (anchor a, positive p) and (anchor a, negative n). With Euclidean distances d of unit
-    embeddings, it is
+    embeddings, a triplet is
 
         easy       if          d_an > d_ap + margin
         violating  if          d_an ≤ d_ap + margin
@@ -37,9 +37,9 @@ class Mining:
 
     `all` chooses every pair.
 
-    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`: its "all"
-    is `violating` here, and the loss's margin replaces its default, 0.2. Warburg et al. (2023) mine the same way, and
-    draw at most `max_pairs` triplets for the curvature.
+    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`. What it
+    calls "all" is `violating` here, and the loss's margin replaces its default of 0.2. Warburg et al. (2023) mine the
+    same way, and draw at most `max_pairs` triplets for the curvature.
 
     Attributes:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
@@ -87,7 +87,7 @@ class Mining:
             embeddings: (N, D) unit rows.
             pairs: pairs to choose from.
             targets: (N,) labels of the items; only a miner of pytorch-metric-learning reads them.
-            margin: positive margin of the triplets; other miners do not need one.
+            margin: positive margin of the triplets; needed only if the miner chooses triplets.
             generator: generator on the CPU for `max_pairs`.
 
         Raises:

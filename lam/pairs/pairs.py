@@ -53,7 +53,7 @@ class Pairs:
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
-        """Raise a `ValueError` unless the pairs are of `size` items."""
+        """Raise a `ValueError` unless the pairs are among `size` items."""
         if self.size != size:
             raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
 
@@ -143,8 +143,8 @@ class Pairs:
     ) -> "Pairs":
         """Pairs chosen by a miner of pytorch-metric-learning.
 
-        The miner's pairs are ordered and may repeat. M counts each pair; the weights are the symmetric (M + Mᵀ)/2,
-        which gives the same loss.
+        The miner's pairs are ordered and may repeat. A matrix M counts each pair. The weights are (M + Mᵀ)/2, which is
+        symmetric and gives the same loss.
 
         Args:
             tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
@@ -249,7 +249,7 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
 def squared_distance(one: Real[Tensor, "*#B X"], other: Real[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
     """Squared distances of places in float64, summed one coordinate at a time: bitwise the same in every batch.
 
-    Compare with d² instead of taking roots, because a root may round a distance slightly above d to d.
+    Compare these with the square of a limit d, because a root may round a distance slightly above d to d.
     """
     one, other = (places.double().movedim(-1, 0).contiguous() for places in (one, other))  # faster with many columns
     squares = ((x - y).square() for x, y in zip(one, other, strict=True))

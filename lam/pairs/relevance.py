@@ -63,7 +63,7 @@ class Relevance(ABC):
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Whether each gallery item matches the queries at places `rows` of `queries`; an item matches itself."""
+        """Whether each gallery item matches each query of `queries[rows]`; an item matches itself."""
         shape = len(rows), len(self.candidates)
         return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
 
@@ -143,7 +143,7 @@ def relevance_of(
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
 ) -> Relevance:
-    """Relevance by label; for a relation of places, by position.
+    """Relevance by label; for a relation of places, by distance.
 
     Args:
         relation: definition of matching items.

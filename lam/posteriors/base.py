@@ -27,8 +27,8 @@ MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
 Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
-"""Maps features (N, P) to outputs (N, D); their samples (S, N, D), or the `MeanResultant` of the samples; and the total
-variance of each output (N,)."""
+"""Maps features (N, P) to outputs (N, D), their samples (S, N, D) or the samples' `MeanResultant`, and the total
+variance (N,) of each output."""
 
 Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
 """Weights and biases of S layers."""
@@ -51,16 +51,16 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with precision Σ⁻¹ = s relu(h) + α.
 
-    Each subclass has its own structure of `lam.hessians.structures` as `curvature`. `features` are the inputs of the
-    layer; in `lam.posteriors.layers`, they are the inputs of the network.
+    relu sets negative entries or eigenvalues of h to zero. Each subclass has its own structure (see `lam.hessians`) as
+    `curvature`. `features` are the layer's inputs φ; in `lam.posteriors.layers`, the network's inputs.
 
     Attributes:
         weight: (D, P) the trained weight; with the bias, the mean θ*.
         bias: (D,) the trained bias, or None.
         curvature: curvature h of the loss over the data.
         n_items: number of items in the curvature.
-        prior_precision: α > 0. None means `prior_ratio` times the mean eigenvalue of s h; s then changes only the width
-            of the posterior, not its shape.
+        prior_precision: α > 0. None means `prior_ratio` times the mean eigenvalue of s relu(h). Then s changes only the
+            width of the posterior, not its shape.
         likelihood_scale: s > 0; None chooses the default, see `scale`.
         seed: seed of the noise that all predictions share.
         prior_ratio: see `prior_precision`.
@@ -88,8 +88,8 @@ class Posterior(ABC):
     def scale(self) -> float:
         """The likelihood scale s in use, by default `n_items`² for a curvature that averages over pairs, else 1.
 
-        Without `prior_precision`, the default s is raised until α is at least 1 / mean square of the weights. With
-        little curvature, the prior would otherwise be wider than the weights.
+        Without `prior_precision`, the default s is raised until α is at least 1 / mean square of the weights.
+        Otherwise, a small curvature would make the prior wider than the weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale
@@ -134,7 +134,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
-        """Variance of Σ_k g_kᵀ θ φ_k under the posterior, for `slopes` g_k and layer inputs φ_k, float64."""
+        """Variance of Σ_k g_kᵀ θ φ_k under the posterior, for `slopes` g_k and `inputs` φ_k of the layer, float64."""
 
     @abstractmethod
     def log_det_precision(self, prior_precision: float) -> float:
@@ -142,9 +142,9 @@ class Posterior(ABC):
 
     @abstractmethod
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the predictive variance of N items that comes from directions of negative h.
+        """Share of the predictive variance of N items that comes from weight directions with negative curvature h.
 
-        In these directions h is clipped to zero, so only the prior determines the variance.
+        Because h is clipped to zero there, only the prior determines the variance.
         """
 
     @property
@@ -158,7 +158,7 @@ class Posterior(ABC):
         return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
 
     def log_marginal_likelihood(self, prior_precision: float) -> float:
-        """Log evidence of the Laplace approximation as a function of α, up to a constant that depends on s.
+        """Log evidence of the Laplace approximation as a function of the prior precision α, up to a term without α.
 
         The result is −½ log det(s relu(h) + α) + ½ n log α − ½ α ‖θ*‖² for n weights.
 
@@ -181,19 +181,19 @@ class Posterior(ABC):
         draws S outputs of each item from this distribution. `network` draws S layers; sample s of every item comes from
         layer s.
 
-        If the function gets the network's output, the embeddings have exactly its direction. Otherwise the function
-        computes the output again, and the direction may differ in the last bit.
+        With the network's output, embeddings have exactly the direction of this output. Otherwise the function computes
+        the output again, and the direction may differ in the last bit.
 
         Args:
             n_samples: S ≥ 2.
             mode: `marginal` or `network`.
-            mean: `network` for the direction of the trained layer's output, f/‖f‖; or `sampled` for the mean direction
-                of the samples, as in Warburg et al. (2023), which depends on S.
+            mean: `network` for the direction f/‖f‖ of the trained layer's output f; or `sampled` for the mean direction
+                of the S samples, as in Warburg et al. (2023).
             return_samples: whether the embeddings include the (S, N, D) samples.
 
         Returns:
-            A function that returns `Embeddings`, with κ from the unbiased mean resultant length (Sra 2012). The
-            function raises a `ValueError` for features of wrong width or not finite.
+            A function that returns `Embeddings`, with κ from the unbiased mean resultant length (Sra 2012). It raises a
+            `ValueError` for features of another width, or not finite.
 
         Raises:
             ValueError: for fewer than 2 samples, or an unknown mode or mean.
@@ -227,11 +227,11 @@ class Posterior(ABC):
         return compute
 
     def sampled_embeddings(self, features: Any, *, n_samples: int) -> Float[Tensor, "S N D"]:
-        """(S, N, D) unit vectors: the embeddings of all inputs by each of S sampled networks."""
+        """(S, N, D) unit vectors: the embeddings of all items by each of S sampled networks."""
         return self.joint_predictor(self.noise(n_samples))(features)
 
     def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
-        """A function from features to `sampled_embeddings` of the networks that `noise` determines."""
+        """A function from features to the `sampled_embeddings` of the networks that `noise` determines."""
         draw = self._network_outputs(noise)
 
         @without_autocast()
@@ -244,10 +244,11 @@ class Posterior(ABC):
     def cosine_variance(
         self, queries: Float[Tensor, "N P"], hits: Float[Tensor, "_ P"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Cosines of queries and hits, and the variances of these cosines, if the same weights embed query and hit.
+        """Cosine of each query and its hit, and the variance of this cosine if the same weights embed query and hit.
 
-        The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights, its variance is
-        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖.
+        The layer's outputs f(φ) of a query and f(ψ) of its hit have directions n and m, and the cosine c = nᵀm. To
+        first order in the weights, its variance is uᵀ Σ u with u = g ⊗ φ + g' ⊗ ψ. The derivatives of c by the two
+        outputs are g = (m − c n)/‖f(φ)‖ and g' = (n − c m)/‖f(ψ)‖.
 
         Args:
             queries: (N, P) features φ.

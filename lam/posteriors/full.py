@@ -18,7 +18,7 @@ from lam.posteriors.spread import FullSpread, Spread, share_of
 class FullPosterior(Posterior):
     """q(θ) = N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), with eigenvalues λ and eigenvectors V of h; see `Posterior`.
 
-    Computations are in float64, because an output sums variances of very different sizes.
+    Computations are in float64, because the variance of an output sums terms of very different sizes.
     """
 
     structure = Full

@@ -1,4 +1,4 @@
-"""`KronPosterior`, `EkfacPosterior`: Gaussians with independent weights along eigenvectors of Kronecker factors."""
+"""`KronPosterior`, `EkfacPosterior`: Gaussians that are independent along eigenvectors of Kronecker factors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from lam.utils.autocast import without_autocast
 class EkfacPosterior(Posterior):
     """q(θ) = N(θ*, Q diag(1/(s·relu(λ) + α)) Qᵀ) with Q = U_B ⊗ U_A and λ the diagonal of Qᵀ h Q; see `Posterior`.
 
-    U_B and U_A hold the eigenvectors of the Kronecker factors of the outputs and of the inputs.
+    U_B holds the eigenvectors of the Kronecker factor for the layer's outputs, U_A for its inputs.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
     """
@@ -41,7 +41,7 @@ class EkfacPosterior(Posterior):
 
     @without_autocast()
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """U_Bᵀ ε U_A, with ε from `Posterior.noise`: a flipped sign of an eigenvector does not change the samples."""
+        """U_Bᵀ ε U_A, with ε from `Posterior.noise`. So the signs of eigenvectors do not change the samples."""
         (noise,), (U_B, U_A) = super().noise(n_samples, generator=generator), self.basis
         return [U_B.T @ noise @ U_A]
 

@@ -27,14 +27,14 @@ from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
 
 Predictive = Literal["linearised", "sampled"]
-"""`linearised` for outputs of the network linearised in its weights; `sampled` for outputs of sampled networks."""
+"""`linearised`: outputs of the network, linearised in its weights; `sampled`: outputs of sampled networks."""
 
 Same = TypeVar("Same", bound="LayersPosterior")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayersAccumulator(Accumulator):
-    """Sums up the curvature in the weights of the `layers` of a network, whose outputs the layer `head` computes."""
+    """Sums up the curvature in the weights of `layers` of a network. Its layer `head` computes the outputs."""
 
     network: nn.Module
     head: str
@@ -71,8 +71,8 @@ class _Redrawn:
 class LayersPosterior(Posterior):
     """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
 
-    `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes, with the Jacobian J of the outputs
-    f in the weights θ. The outputs have covariance J Σ Jᵀ. `sampled` runs S networks with sampled weights.
+    `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes: f are the trained network's outputs
+    and J is their Jacobian by θ. The outputs have covariance J Σ Jᵀ. `sampled` runs S networks with sampled weights.
 
     Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
 
@@ -144,7 +144,7 @@ class LayersPosterior(Posterior):
         return sum(float(precision.log().sum()) for precision in self._precisions(prior_precision))
 
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the linearised variance that comes from negative entries of h; see `Posterior`."""
+        """Share of the variance of the linearised outputs that comes from negative entries of h; see `Posterior`."""
         negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
 
         def total(variances: list[Tensor]) -> float:
@@ -179,7 +179,7 @@ class LayersPosterior(Posterior):
         head: str = "",
         **further: Any,
     ) -> Same:
-        """The posterior with these `tensors` and `settings`, around the weights of a network."""
+        """The posterior with these `tensors` and `settings`; its mean are the weights of `network`."""
         if network is None:
             raise ValueError("a posterior over layers needs its network, got None")
         own = {plain_path(network, path): path for path in weighted_layers(network)}
@@ -256,6 +256,6 @@ class LayersPosterior(Posterior):
 
 @dataclass(frozen=True)
 class LayersKronPosterior(LayersPosterior):
-    """`LayersPosterior` in the eigenvectors of the two Kronecker factors of each layer's curvature."""
+    """`LayersPosterior` with h diagonal along the eigenvectors of each layer's two Kronecker factors."""
 
     structure: ClassVar[Any] = LayersKron

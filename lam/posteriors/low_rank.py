@@ -18,9 +18,9 @@ from lam.posteriors.spread import AxisSpread, Spread, share_of
 class LowRankPosterior(Posterior):
     """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; L and δ are `factor` and `rest` of `lam.hessians.LowRank`.
 
-    Along eigenvector i of h, with b_i = relu(eigenvalue i), the precision over the F inputs is diag(d_i) + s b_i L Lᵀ
-    with d_i = s b_i δ + α. L has J columns, so Woodbury's identity needs only (J, J) matrices. With eigenvectors Q and
-    eigenvalues σ of s b_i Lᵀ diag(1/d_i) L, the variance of the output along eigenvector i is
+    Eigenvalue i of relu(h) is b_i. Along its eigenvector, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ
+    with d_i = s b_i δ + α. L has J columns, so Woodbury's identity needs only (J, J) matrices. Q and σ are eigenvectors
+    and eigenvalues of s b_i Lᵀ diag(1/d_i) L. Along eigenvector i, the output has variance
     Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Computations are in float64.
     """
 

@@ -8,7 +8,7 @@ LEAST_PRIOR = 1e-30
 """Least prior precision α. With a smaller α, variances (up to 1/α times squared features) could overflow float32."""
 
 PRIOR_RATIO = 1e-4
-"""Default ratio of the prior precision to the mean curvature; `benchmarks/real.py posteriors` compares values."""
+"""Default `Posterior.prior_ratio`; `benchmarks/real.py posteriors` compares values."""
 
 
 def check_settings(

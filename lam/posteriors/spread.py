@@ -11,12 +11,12 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, projected_resultant
 
 LEAST_VARIANCE = 1e-20
-"""Least variance of samples, in units of the output's squared length (1 for an output of length zero). With it, samples
-of a zero output have random directions; variances of posteriors are far larger."""
+"""Least variance of samples, in units of the output's squared length (1 for an output of length zero). It gives samples
+of a zero output random directions; variances of posteriors are far larger."""
 
 
 class Spread(ABC):
-    """The D × D covariance of each of N items' outputs."""
+    """The (D, D) covariance of the output of each of N items."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class Spread(ABC):
     def samples(
         self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
     ) -> Float[Tensor, "S N D"] | MeanResultant:
-        """Samples of the outputs, float64; without `keep`, a subclass may return their `MeanResultant` instead."""
+        """Samples of the outputs, float64. Without `keep`, a subclass may return their `MeanResultant` instead."""
         return center.double() + self.deviations(noise, least)
 
 

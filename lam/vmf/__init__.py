@@ -1,4 +1,4 @@
-"""The von Mises-Fisher distribution, ratios of Bessel functions, and batches of distributions as embeddings."""
+"""The von Mises-Fisher distribution, ratios of Bessel functions, and `Embeddings`, a batch of distributions."""
 
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, kappa_from_resultant, log_normalizer
 from lam.vmf.distribution import VonMisesFisher, fuse

@@ -1,4 +1,4 @@
-"""Polar angle of a von Mises-Fisher distribution, from the mean direction: draws, quantiles, derivative in kappa."""
+"""Polar angle between a von Mises-Fisher draw and the mean direction: draws, quantiles, derivative by kappa."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -
 
     With density p and the ratio A_D of `bessel_ratio`, da/dkappa = -(integral from 0 to a of (cos(t) - A_D) p(t) dt)
     / p(a). The integral over all angles is 0, so the code integrates only the tail on a's side of the mode. The error
-    is 1e-13 of the largest derivative. Without `exact`, it is as large as float32 rounding, in a third of the time.
+    is 1e-13 of the largest derivative. Without `exact`, the error is like float32 rounding, in a third of the time.
     """
     mode, width = _mode_and_width(dimension, kappa)
     angle = angle.clamp(min=1e-150)  # at the mean direction itself density and slope are 0

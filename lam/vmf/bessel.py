@@ -1,8 +1,8 @@
 """Ratio A_D of modified Bessel functions I, and normaliser C_D of the von Mises-Fisher density.
 
 The functions have nearly full float64 precision for any dimension D >= 2 and finite kappa >= 0. An expansion of log I
-gives the values at an order of at least 20; backward recursion leads down to the order for D. Up to kappa = 1e8, no
-step subtracts two large numbers.
+gives the values at an order of at least 20. From there, backward recursion goes down to the order for D. Up to
+kappa = 1e8, no step subtracts two large numbers.
 """
 
 import math
@@ -69,7 +69,7 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Derivative A_D'(kappa): the variance of the cosine mu.x. A_D' itself cannot be differentiated.
+    """Derivative A_D'(kappa): the variance of the cosine of a draw and the mean direction. It is not differentiable.
 
     A_D' = 1 - A_D^2 - (D - 1) A_D / kappa. This formula loses digits for large kappa; a recursion replaces it.
 
@@ -86,7 +86,7 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
-    """Log normaliser of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x), differentiable twice in kappa.
+    """log C_D of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x) of x, differentiable twice in kappa.
 
     log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa). At kappa = 0, log C_D is minus the log of
     the sphere's area. The derivative of log C_D is -A_D.
@@ -111,7 +111,7 @@ def kappa_from_resultant(
     one_minus_resultant: Float[Tensor, "*B"] | None = None,
     max_kappa: float = 1e8,
 ) -> Float[Tensor, "*B"]:
-    """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
+    """Concentration kappa for a mean resultant length: the inverse of `bessel_ratio`.
 
     Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2), times a correction
     from a table. An exported graph may omit Halley's method; see `tabulate_for_export`.
@@ -119,11 +119,11 @@ def kappa_from_resultant(
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
     Args:
-        resultant: mean resultant lengths R in [-1, 1]. An unbiased estimate can be 0 or negative: kappa is then 0.
+        resultant: mean resultant lengths R in [-1, 1]. Unbiased estimates can be 0 or negative; kappa is then 0.
         dimension: D >= 2.
         one_minus_resultant: 1 - R, if known more precisely than by subtraction. Near R = 1, kappa is about
             (D - 1) / (2 (1 - R)), and 1 - R has few correct digits if R is float32.
-        max_kappa: greatest result, also for R = 1.
+        max_kappa: greatest kappa; the result for R = 1.
 
     Returns:
         kappa in [0, max_kappa], shape and type of `resultant`, detached.
@@ -157,7 +157,7 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Compute the table that exported graphs use to invert `bessel_ratio`, to 1e-8, if the dimension is below 42.
+    """Compute the table with which exported graphs invert `bessel_ratio` to 1e-8; only for a dimension below 42.
 
     Without the table, the graph unrolls two steps of Halley's method, each with up to 20 steps of backward recursion.
     This takes hundreds of nodes and seconds of export. The table takes about twenty nodes.

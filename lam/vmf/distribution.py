@@ -131,9 +131,9 @@ class VonMisesFisher(Distribution):
         return (loc.square() * along + (1 - loc) * (1 + loc) * across).to(self.loc.dtype)
 
     def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
-        """Log density, with respect to the area of the sphere, differentiable in value, loc and concentration.
+        """Log density with respect to the area of the sphere, differentiable in value, loc and concentration.
 
-        The form log C_D + kappa - kappa ||value - loc||^2 / 2 avoids cancellation.
+        The code avoids cancellation by the form log C_D + kappa - kappa ||value - loc||^2 / 2.
 
         Args:
             value: unit vectors (..., D), broadcast against the batch.
@@ -197,13 +197,13 @@ class VonMisesFisher(Distribution):
 
     @torch.no_grad()
     def credible_cap(self, level: float) -> Float[Tensor, "*B"]:
-        """Cosine c at the edge of the cap around the mean direction with probability `level`: P(loc.x >= c) = level.
+        """Cosine c at the edge of the cap that holds probability `level` around loc: P(loc.x >= c) = level.
 
         Args:
             level: probability in (0, 1); other values raise a `ValueError`.
 
         Returns:
-            c in [-1, 1], shape and type of `concentration`, detached. A larger c means more certain.
+            c in [-1, 1], shape and type of `concentration`, detached. A larger c means a smaller cap.
 
         Example:
             >>> vmf = VonMisesFisher(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(0.0))
@@ -224,14 +224,14 @@ class VonMisesFisher(Distribution):
     ) -> "VonMisesFisher":
         """Maximum likelihood fit over the first axis.
 
-        loc is the direction of the samples' mean; kappa solves A_D(kappa) = length of the samples' mean.
+        loc is the direction of the samples' mean, and A_D(kappa) its length.
 
         Source: Sra (2012), equations 2 to 5.
 
         Args:
             samples: unit vectors (S, *B, D), S >= 1.
             weights: non-negative weights (S, *B); equal by default.
-            max_kappa: greatest kappa. Identical samples get this value, because their likelihood has no maximum.
+            max_kappa: greatest kappa; the result for identical samples, whose likelihood has no maximum.
 
         Returns:
             Distributions of batch shape (*B), in the type of `samples`.
@@ -309,7 +309,7 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
     """Cosine at the edge of each item's credible cap, `VonMisesFisher.credible_cap`.
 
-    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5; here, cosines inside the cap are *above* the edge.
+    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5; here, the cap holds the cosines *above* the result.
 
     Args:
         kappa: (Q,) concentrations.

@@ -23,14 +23,14 @@ class Embeddings:
     """N points on the unit sphere in R^D with their uncertainty.
 
     Attributes:
-        mean: (N, D) unit vectors that retrieval compares: the network's output f as f/‖f‖, unless `mean_samples` is
-            set. If f is zero, so is the row.
+        mean: (N, D) unit vectors that retrieval compares: f/‖f‖ of the network's output f, or 0 if f is 0; see also
+            `mean_samples`.
         kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. If the three parts
             of κ (the last three attributes) are set, `kappa` combines them; see `lam.tuning.ambiguity`.
         resultant: (N,) mean resultant length in [0, 1] of the distribution with `kappa`.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) sampled unit vectors, if requested.
-        mean_samples: S if `mean` is the mean direction of S samples, comparable only with other means of S samples.
+        mean_samples: S if `mean` is the mean direction of S samples; only means with the same S can be compared.
         kappa_epistemic: (N,) concentration from the method alone: how well the data determine the embedding.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
         p_known: (N,) probability in [0, 1] that the item is like the training items.
@@ -80,7 +80,7 @@ class Embeddings:
 
     @property
     def capped(self) -> Bool[Tensor, " N"]:
-        """Whether an item's `kappa` is at an end of `KAPPA_RANGE`, as after clamping."""
+        """Whether an item's `kappa` is at an end of `KAPPA_RANGE`, for example after clamping."""
         return (self.kappa <= KAPPA_RANGE[0]) | (self.kappa >= KAPPA_RANGE[1])
 
     @property
@@ -123,7 +123,7 @@ class Embeddings:
             samples: (S, N, D) unit vectors, S ≥ 2.
             variance: (N,) variance before normalisation; the embeddings get its type.
             mean: (N, D) directions of the embeddings; by default the mean directions of the samples. Without `keep`,
-                D may differ from the samples' dimension.
+                samples may have another dimension.
             keep: whether the embeddings include the samples.
 
         Raises:

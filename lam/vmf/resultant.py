@@ -35,8 +35,8 @@ class MeanResultant:
 def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
     """Mean direction and mean resultant length of unit vectors over the first axis.
 
-    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). By chance alone, S uniform directions have R of
-    about 1 / sqrt(S). The unbiased estimate of the squared length is therefore max(0, (S R^2 - 1) / (S - 1)).
+    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). By chance alone, S uniform directions have an R
+    of about 1 / sqrt(S). Therefore the unbiased estimate of the squared length is max(0, (S R^2 - 1) / (S - 1)).
 
     Source: Mardia and Jupp (2000), section 9.2.1.
 
@@ -70,9 +70,9 @@ def projected_resultant(
 ) -> MeanResultant:
     """Mean resultant length, corrected for chance, of the directions of S samples f + √v ∘ ε.
 
-    Three matrix products replace an array of (S, N, D) samples. With r = ‖f‖, f = r n, u = n·(√v ∘ ε) and q = v·ε², a
-    sample has the length ρ = √(r² + 2 r u + q), which exceeds r by e = (2 r u + q)/(ρ + r). For the mean m of the
-    directions, n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)).
+    Three matrix products replace an array of (S, N, D) samples. The output f = r n has length r and direction n. With
+    u = n·(√v ∘ ε) and q = v·ε², a sample has the length ρ = √(r² + 2 r u + q), and ρ − r is e = (2 r u + q)/(ρ + r).
+    The sampled directions have a mean m; n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)).
 
     Args:
         center: (N, D) f, the outputs; a row may be zero.

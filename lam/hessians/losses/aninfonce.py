@@ -14,7 +14,7 @@ from lam.utils.checks import check_positive
 
 @dataclass(frozen=True)
 class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
-    """Curvature of the `AgainstNegatives` loss, averaged over positive pairs, with z_ab = −Σ_d Λ_d (n_ad − n_bd)².
+    """Curvature of the `AgainstNegatives` loss with logits z_ab = −Σ_d Λ_d (n_ad − n_bd)², a mean over positive pairs.
 
     n_a is the unit output of item a. The part of z_ab that depends only on n_a cancels in the softmax. The rest is
     n_a · g_b − β_b, with g_b = 2Λ n_b and β_b = Σ_d Λ_d n_bd². If all Λ_d are 1/(2τ), this is the curvature of InfoNCE.

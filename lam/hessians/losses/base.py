@@ -19,14 +19,14 @@ Same = TypeVar("Same", bound="Curvature")
 
 
 class Curvature(ABC):
-    """The curvature of a loss with respect to the outputs f = r n of a network, with the length r and direction n of f.
+    """The curvature of a loss with respect to a network's outputs f = r n, with lengths r and directions n.
 
     A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`. All structures except `Diagonal`
     also need `matrices`. The total curvature h is a weighted sum of T terms; by default, one term sums over all items.
 
     Attributes:
         average: whether each term is divided by its count; if not, each term is a plain sum.
-        takes_candidates: whether items can be compared with `lam.pairs.Candidates` instead of each other.
+        takes_candidates: whether the loss can compare items with `lam.pairs.Candidates` instead of each other.
     """
 
     average: bool = True
@@ -55,7 +55,7 @@ class Curvature(ABC):
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether h includes derivatives with respect to the outputs of two different items; `cross` sums them."""
+        """Whether h has cross terms: derivatives with respect to the outputs of two different items; see `cross`."""
         return type(self).cross is not Curvature.cross
 
     @property
@@ -93,11 +93,11 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Diagonal of the cross terms in the weights of a layer with these inputs, summed over all pairs."""
+        """Diagonal of the cross terms for the weights of a layer with these inputs, summed over all pairs."""
         raise ValueError(f"{type(self).__name__} has no cross terms: check has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
-        """Type of the computation: float64 with cross terms, because they cancel most of the other terms."""
+        """Type of the computation; float64 with cross terms, because these cancel most of the other terms."""
         return torch.float64 if self.has_cross_terms else torch.promote_types(features.dtype, torch.float32)
 
     @property
@@ -117,7 +117,7 @@ class Curvature(ABC):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a curvature that is formed only within batches.
+            ValueError: for a curvature that is not `in_blocks`.
         """
         raise ValueError(f"{type(self).__name__} is formed only within batches: check in_blocks first")
 

@@ -1,12 +1,11 @@
 """Curvature of the contrastive loss: second derivatives of a pair in closed form, and their sums over pairs.
 
-The loss of a pair is ½ d² = 1 − c. Here d is the distance and c the cosine of two directions n = f/r, and r is the
-length of the output f. The Gauss-Newton curvature linearises the network, but not the loss. The normalisation f/r
-belongs to the network in the split `euclidean`, and to the loss in the split `arccos`. The curvature of a pair has
-blocks: H11 and H22 hold the second derivatives by one output, and H12 the cross terms, by both outputs. The diagonal
-for a linear layer needs only the diagonals of these blocks, such as the entries H12_i. Cross terms take one matmul for
-each output, or one for each block of pairs if this is cheaper. t_ab is the weight of a pair of items a and b, and φ_aj
-is input j of the layer for item a.
+An output f has length r and direction n = f/r. Two directions with distance d and cosine c have the loss ½ d² = 1 − c.
+The Gauss-Newton curvature linearises the network, but not the loss. The normalisation f/r belongs to the network in the
+split `euclidean`, and to the loss in the split `arccos`. The curvature of a pair has blocks: H11 and H22 hold second
+derivatives by one output, and H12 the cross terms, derivatives by both. The diagonal for a linear layer needs only the
+diagonals of these blocks, such as the entries H12_i. Cross terms take one matmul for each output, or one for each block
+of pairs if this is cheaper. A pair of items a and b has the weight t_ab; φ_aj is input j of the layer for item a.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
@@ -44,13 +43,13 @@ GATHER_COST = 40
 class ContrastiveCurvature(SummedByPartners):
     """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs.
 
-    t_ab is 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, and 0 for other pairs. So the
-    curvature is h = S⁺/n⁺ − w S⁻/n⁻, with sums S⁺ and S⁻ over positive and negative pairs. n⁺ and n⁻ count these pairs;
-    n⁻ includes pairs beyond the margin.
+    t_ab is 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, and 0 for other pairs. n⁺ and n⁻
+    count all positive and all negative pairs, also beyond the margin. So the curvature is h = S⁺/n⁺ − w S⁻/n⁻. S⁺ and
+    S⁻ sum the second derivatives of ½ ‖n_a − n_b‖² over positive pairs, and over negative pairs inside the margin.
 
     `fix="fixed"` takes second derivatives by each item, with the other item fixed. "full" adds the cross terms.
     "positive" is "full" without negative pairs. "projected" takes the positive part of each item's "fixed" curvature,
-    so that no entry is clipped later; it has one term, averaged over the positive pairs.
+    so no entry is clipped later. Its only term is averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
@@ -138,7 +137,7 @@ class ContrastiveCurvature(SummedByPartners):
 
 @dataclass(frozen=True)
 class PartnerItems(SliceableItems):
-    """The curvature in each item's output, from sums over its partners."""
+    """The curvature with respect to each item's output, from sums over the item's partners."""
 
     curvature: ContrastiveCurvature
     n: Float[Tensor, "N D"]  # unit outputs
@@ -204,8 +203,8 @@ def _negative_partners(
 def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
     """A function that sums the vectors selected by each row of zeros and ones.
 
-    On tensor cores, each float32 vector is split into three addends in bfloat16, which is several times as fast. This
-    changes no result, because addends, zeros and ones are exact and products are summed in float32.
+    On tensor cores, the function splits each float32 vector into three bfloat16 addends, to be several times as fast.
+    The result is as precise: addends, zeros and ones are exact, and products are summed in float32.
     """
     on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
     if not on_tensor_cores or vectors.dtype != torch.float32:
@@ -230,7 +229,7 @@ def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N _"]:
 
 
 def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
-    """Memory in bytes of a pass over the similarities of all pairs, without the features."""
+    """Bytes that a pass over the similarities of all pairs takes, without the features."""
     N, D = n.shape
     return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
 

@@ -1,4 +1,4 @@
-"""`ItemCurvature`: the curvature in the output of every item, from the pairs of a batch or a data set."""
+"""`ItemCurvature`: the curvature with respect to every item's output, from the pairs of a batch or a data set."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ItemCurvature(ABC):
-    """H_a, the curvature in the output of item a, for N items and T terms."""
+    """H_a, the curvature with respect to the output of item a, for N items and T terms."""
 
     @abstractmethod
     def diagonal(self) -> Float[Tensor, "N T D"]:

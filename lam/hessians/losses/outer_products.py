@@ -1,8 +1,8 @@
 """Curvatures of items as multiples of the identity plus outer products, and their positive parts.
 
-In a sum over items, the negative curvature of one item cancels positive curvature of other items. So `fix="projected"`
-sums the positive part Σ_i max(λ_i, 0) q_i q_iᵀ of each item's curvature H_a = Σ_i λ_i q_i q_iᵀ, with eigenvalues λ_i
-and eigenvectors q_i.
+In a sum over items, the negative curvature of one item cancels positive curvature of other items. `fix="projected"`
+avoids this. An item's curvature is H_a = Σ_i λ_i q_i q_iᵀ, with eigenvalues λ_i and eigenvectors q_i; only its positive
+part Σ_i max(λ_i, 0) q_i q_iᵀ enters the sum.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """
@@ -45,7 +45,7 @@ def tangent(n: Float[Tensor, "N D"], weights: Float[Tensor, "*B N 1"]) -> OuterP
 
 
 def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
-    """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: r² times the second derivative of −c in f = r n."""
+    """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: r² times the second derivative of −c by f = r n."""
     c = (n * m).sum(-1, keepdim=True)
     return OuterProducts(c, n[:, None], torch.addcmul(m, c, n, value=-1.5)[..., None, :])
 

@@ -2,9 +2,9 @@
 
 Anchor a has the output f_a = r_a n_a, with length r_a and direction n_a. Its logit for a candidate b is
 z_ab = n_a · g_b − β_b. For cosines over a temperature τ, g_b = n_b/τ and β_b = 0. The derivative of z_ab by f_a is
-u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is convex in z_a, with the gradient −t_a and the second derivative
-diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ: this defines t, ω, ε and η. The Gauss-Newton curvature with respect to f_a linearises
-the network, so it depends on where the network ends and the loss begins (the split):
+u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is convex in the logits z_a. Its gradient −t_a and its second derivative
+diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ define t, ω, ε and η. The Gauss-Newton curvature with respect to f_a linearises the
+network, so it depends on where the network ends and the loss begins (the split):
 
     at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
                       positive semi-definite
@@ -73,18 +73,18 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxCurvature(SummedByPartners):
-    """Base of the curvatures of losses with a softmax over candidates; see the module.
+    """Base of curvatures of losses with a softmax over candidates; see the module.
 
-    A subclass implements `normaliser`, `sums` and `derivatives`. If its logits are not cosine/temperature, it also
-    implements `similarity`.
+    A subclass implements `normaliser`, `sums` and `derivatives`; and `similarity`, unless its logits are
+    cosine/temperature.
 
     `fix="fixed"` differentiates the loss of each anchor by the anchor's output, with the candidates fixed. "full" also
-    differentiates by the outputs of the candidates; only SupCon and InfoNCE offer it. "projected" is "fixed" with the
-    positive part of each anchor's curvature. With `split="logits"`, both are equal.
+    differentiates by the outputs of the candidates; only SupCon and InfoNCE offer it. "projected" takes the positive
+    part of each anchor's "fixed" curvature; with `split="logits"`, "projected" and "fixed" are equal.
 
     Attributes:
-        split: where the network ends: at its `logits` or `outputs`. Only `outputs` keeps the whole second derivative of
-            the loss by f_a.
+        split: where the network ends: at the `logits` or the `outputs`. Only `outputs` keeps the whole second
+            derivative by f_a.
         fix: terms of the curvature: `fixed`, `full` or `projected`.
         average: whether h is an average, like the loss; if not, it is a plain sum.
 
@@ -171,7 +171,7 @@ class SoftmaxCurvature(SummedByPartners):
 
 @dataclass(frozen=True)
 class Softmaxes(SliceableItems):
-    """The curvature in each item's output, computed in blocks of items and candidates."""
+    """The curvature with respect to each item's output, computed in blocks of items and candidates."""
 
     curvature: SoftmaxCurvature
     n: Float[Tensor, "N D"]  # unit outputs, in the type of similarities

@@ -15,12 +15,12 @@ from lam.pairs.pairs import Pairs
 
 @dataclass(frozen=True)
 class SupConCurvature(SoftmaxCurvature):
-    """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ), averaged over items a with positive pairs P(a).
+    """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n_b / τ), averaged over items a with positive pairs P(a).
 
-    n_a is the direction of item a's output. Candidates are the other items of the batch. Unless `fix` is `full`, they
-    can be `lam.pairs.Candidates`: a memory bank, or a second view. A repeated candidate counts twice; a candidate that
-    is neither positive nor negative does not count. With second views as candidates, this is the curvature of InfoNCE
-    with one view fixed.
+    n_a is the direction of item a's output. The softmax runs over the candidates b: the other items of the batch or,
+    unless `fix` is `full`, `lam.pairs.Candidates`, such as a memory bank or second views. A repeated candidate counts
+    twice; a candidate that is neither positive nor negative does not count. With second views as candidates, this is
+    the curvature of InfoNCE with one view fixed.
 
     Source: Khosla et al. (2020), equation 2.
 
@@ -85,8 +85,8 @@ class AgainstNegatives:
     """The loss −log e^z_ap/(e^z_ap + Σ_n e^z_an) of each positive pair (a, p), with logits z and the negatives n of a.
 
     The softmax leaves out other positives. Let π_p be the probability of p, and q the softmax over the negatives alone.
-    With α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)², the sum over p has ω = α + βq, η = q,
-    ε = α + γq/2 and t = (1 − π) − βq; `lam.hessians.losses.softmax` defines these.
+    Let α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)². The sum of the losses over p has ω = α + βq,
+    η = q, ε = α + γq/2 and t = (1 − π) − βq, as defined in `lam.hessians.losses.softmax`.
     """
 
     @property

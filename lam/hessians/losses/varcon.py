@@ -19,15 +19,15 @@ class VarConCurvature(SoftmaxCurvature):
     """Curvature of KL(q ‖ p) − log p_r, averaged over the items, with p the softmax of n · w_c/τ over the classes c.
 
     n is the item's direction, w_c the centroid of class c, and r the item's class. In the target q, class r has odds
-    e^(1/τ₂) against each other class, with τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. So the loss is a sum
-    of two cross-entropies, with q and with the one-hot class y. Its `Derivatives` are 2p, p, p and t = y + q − 2p.
+    e^(1/τ₂) against each other class, with τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. So, up to a constant,
+    the loss sums the cross-entropies with q and with the one-hot class y: ω = 2p, ε = η = p and t = y + q − 2p.
 
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
         temperature: τ > 0. In a method's options, None means the temperature of the loss.
-        epsilon: ε, between −τ and τ, without effect if `split` is `logits`. In a method's options, None means the value
-            that the loss learns.
+        epsilon: ε, between −τ and τ; no effect if `split` is `logits`. In a method's options, None means the value that
+            the loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Example:

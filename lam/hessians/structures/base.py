@@ -57,7 +57,7 @@ class SummedCurvature(ABC):
     @property
     @abstractmethod
     def clipped(self) -> float:
-        """Share of h's entries or eigenvalues that are negative; the posterior precision sets them to zero."""
+        """Share of h's entries or eigenvalues that are negative; they count as zero in the posterior precision."""
 
     @property
     @abstractmethod
@@ -188,8 +188,8 @@ class SummedCurvature(ABC):
 class Structure(SummedCurvature):
     """Curvature with respect to the weights of one linear layer: Σ_a H_a ⊗ φ_a φ_aᵀ, or an approximation.
 
-    φ_a are the features of item a, and H_a is the curvature with respect to the item's output. A bias is the last of F
-    columns, with a feature of 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
+    φ_a are the features of item a, and H_a is the curvature with respect to the item's output. A bias is the last of
+    the F columns; its feature is 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
 
     Attributes:
         has_bias: whether the last column belongs to the bias.

@@ -18,9 +18,9 @@ class Kron(Structure):
     """h ⊗ A approximates Σ_a H_a ⊗ φ_a φ_aᵀ: h = Σ_t w_t S_t/n_t with S_t = Σ_a H_a, and A is the mean of φφᵀ.
 
     `Structure` and its base class define the symbols. The product is exact if all items have the same features, or the
-    same H_a. Its eigenvectors are products of eigenvectors of h and A. The posterior precision sets negative
-    eigenvalues of h to zero. A saved posterior includes the eigenvectors of A, because they take F³ steps. NNGeometry's
-    `PMatKFAC` agrees with this class if it gets a square root of each H_a (tests/hessians/test_nngeometry.py).
+    same H_a. Its eigenvectors are products of eigenvectors of h and A. In the posterior precision, negative eigenvalues
+    of h count as zero. A saved posterior includes the eigenvectors of A, which take F³ steps to compute. NNGeometry's
+    `PMatKFAC` gives the same result from a square root of each H_a (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 

@@ -168,8 +168,8 @@ class LayersDiagonal(LayersCurvature):
 class LayersKron(LayersCurvature):
     """B ⊗ A for each layer, where a layer applies one matrix at Z places z of its input.
 
-    A is the mean over items of Σ_z φ_az φ_azᵀ, with φ_az the matrix's input. B = Σ_t w_t S_t/n_t with
-    S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, where g_az are the derivatives of the network's outputs by the layer's output at z.
+    A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az. B is Σ_t w_t S_t/n_t with
+    S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az. g_az are the derivatives of the network's outputs by the layer's output at z.
     For a last layer with one place, this equals `Kron`. Places of a convolution are assumed uncorrelated and alike.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.

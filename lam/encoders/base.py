@@ -39,8 +39,8 @@ class Prediction:
     Attributes:
         features: (N, P) inputs of the head.
         embeddings: embeddings of the N inputs.
-        samples: (S, N, D) unit vectors. In each samples[s], all items share one sampled network, or each item has a
-            draw from its own distribution. None if not requested, or if the method has no samples.
+        samples: (S, N, D) unit vectors. In samples[s], one sampled network embeds all items, or each item is a draw
+            from its own distribution. None if not requested, or if the method has no samples.
     """
 
     features: Float[Tensor, "N P"]
@@ -67,13 +67,13 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 class Encoder(ABC):
     """Map inputs to embeddings, each with a concentration κ.
 
-    Threads may share encoders. A process runs one network at a time, because each pass adds hooks and changes modes. Do
+    Threads may share encoders: a process runs one network at a time, because each pass adds hooks and changes modes. Do
     not train a network while another thread uses it.
 
     Attributes:
         kind: name of the class for `lam.load`.
         has_kappa: whether κ is informative; for an encoder without uncertainty, only after `learn_ambiguity`.
-        keeps: names of the constructor arguments that are stored as attributes; `save` writes these.
+        keeps: names of constructor arguments that are stored as attributes and written by `save`.
         ambiguity: model of κ_a and p_known (see `learn_ambiguity`); None until it is learnt.
 
     Args:
@@ -82,7 +82,7 @@ class Encoder(ABC):
         relation: rule for matching items.
         preprocessing: turns an image file into an input, if known.
         ood_score: score for OOD detection: `kappa`, or `knn`, the distance to training features.
-        n_samples: default number S ≥ 2 of samples behind each κ. `save` keeps S, because a threshold on κ is valid
+        n_samples: default number S ≥ 2 of samples behind each κ. `save` writes S, because a threshold on κ is valid
             for one S only.
         trained_on: hashes of some training items; see `lam.encoders.seen`.
     """
@@ -132,7 +132,7 @@ class Encoder(ABC):
 
         Args:
             n_samples: S ≥ 2 samples behind each κ, for methods that draw.
-            joint: also return `Prediction.samples`.
+            joint: whether predictions hold `Prediction.samples`.
         """
 
     @classmethod
@@ -188,11 +188,11 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> tuple[Prediction, Tensor]:
-        """Two results for batches (inputs, targets): the prediction, and the targets on the device of the features.
+        """The prediction for batches (inputs, targets), and the targets on the device of the features.
 
         Args:
             loader: batches, each with labels or positions.
-            purpose: what needs the targets; the error about a batch without targets names it.
+            purpose: use of the targets, for the error about a batch without targets.
             n_samples, joint, progress: as in `predict`.
 
         Raises:
@@ -228,7 +228,7 @@ class Encoder(ABC):
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """Constructor arguments that `save` writes as JSON; by default the arguments in `keeps` except tensors."""
+        """Constructor arguments that `save` writes as JSON; by default all arguments in `keeps` except tensors."""
         return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -268,7 +268,7 @@ class Encoder(ABC):
         seed: int = 0,
         progress: bool = False,
     ) -> None:
-        """Learn κ_a, how close an item lies to its matches, and p_known, the probability that the item has a match.
+        """Learn κ_a, how close an item lies to its matches, and p_known, the probability that the item's kind is known.
 
         After this call, the κ of an embedding combines three parts: κ_e (the κ before this call), κ_a and p_known. If
         one part is small, κ is small. Embeddings store the parts as `kappa_epistemic`, `kappa_aleatoric` and `p_known`.
@@ -276,8 +276,8 @@ class Encoder(ABC):
 
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
-            reference: further known items, such as training items, that can be neighbours of an item.
-            kappa_head: a trained κ head of the same network. The head computes κ_a, and only p_known is learnt.
+            reference: further known items that can be neighbours of an item, such as training items.
+            kappa_head: a trained κ head of the same network, which computes κ_a; then only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.
 

@@ -70,9 +70,9 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
     """The batches of a loader, or a list of one batch.
 
     Args:
-        inputs: a loader, or one batch. Two tensors of equal length are inputs and targets if the second has fewer
-            axes; otherwise they are two batches.
-        labelled: whether every batch has targets; two tensors of equal length are then one batch.
+        inputs: a loader, or one batch. Two tensors of equal length are inputs and targets if `labelled`, or if the
+            second has fewer axes; otherwise they are two batches.
+        labelled: whether every batch has targets.
 
     Raises:
         ValueError: for a data set (its items are not batches), a string, or an object that is not iterable.

@@ -44,10 +44,10 @@ class BayesianEncoder(Encoder):
         head: path of the head in the network.
         posterior: the Gaussian over the head's weights.
         relation: rule for positive and negative pairs.
-        mean: directions of embeddings. `network` takes the network's output, which no posterior changes. `sampled`
-            takes the mean direction of the samples, as in Warburg et al. (2023).
+        mean: directions of embeddings: `network` for the network's output, which no posterior changes; or `sampled` for
+            the mean direction of the samples, as in Warburg et al. (2023).
         tuning: the trials of the last `tune`, if any.
-        recommendation: the result of the last `recommend`; None after `tune`.
+        recommendation: the result of the last `recommend`; None after `tune` or `forget`.
     """
 
     kind = "laplace"
@@ -131,14 +131,14 @@ class BayesianEncoder(Encoder):
         """Choose the likelihood scale s or the prior precision α; the curvature stays the same.
 
         `calibration` chooses the s with the best score on held-out in-distribution data; see
-        `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` chooses the α with the greatest Laplace evidence. It
-        uses no held-out data and keeps s: a choice of s would need the normalisers of the loss's densities.
+        `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` chooses the α with the greatest Laplace evidence,
+        without held-out data. It keeps s: a choice of s would need the normalisers of the loss's densities.
 
         Args:
             held_out: items with labels, outside the test data.
             by: the criterion.
-            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. If most of the
-                predictive variance comes from clipped (negative) curvature, they are tuned too; the best is kept.
+            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. They are tuned
+                too if clipped (negative) curvature causes most of the predictive variance; the best posterior is kept.
             progress: show progress bars of `calibration` on standard error.
             options: `calibration` takes `n_samples` (by default the encoder's own), `least`, `greatest` and
                 `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of a
@@ -183,7 +183,7 @@ class BayesianEncoder(Encoder):
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
         """Recommend κ or variance as OOD score, whichever better separates images from altered copies.
 
-        κ measures an output's variance divided by its squared length. Whether this division helps depends on the
+        κ depends on an output's variance divided by its squared length. Whether this division helps depends on the
         network and the structure of the posterior. `ood_score` does not change.
 
         Args:
@@ -219,7 +219,7 @@ class BayesianEncoder(Encoder):
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
         """Subtract the curvature of batches on which the posterior was fitted.
 
-        A learnt ambiguity still holds the directions of its items: learn it again from the others.
+        A learnt ambiguity still holds the directions of the items that it was learnt from: learn it again without them.
 
         Args:
             loader: the batches to forget, as in the fit. Other batches raise no error, because the posterior keeps
@@ -227,8 +227,8 @@ class BayesianEncoder(Encoder):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a posterior that was not fitted in batches, for no items, for all of its items, or for all
-                of its matches. The posterior then stays as it was.
+            ValueError: for a posterior that was not fitted in batches, or batches with no item, all items or all
+                matches of the fit. After an error, the posterior is unchanged.
         """
         old = self.posterior
         if not (old.curvature.adds_up and self.relation.in_batches):
@@ -253,7 +253,7 @@ class BayesianEncoder(Encoder):
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
         """An encoder of the same network, as if fitted on the batches of both encoders.
 
-        If the likelihood scales differ, as after `tune` of one encoder, the sum has the default scale: tune the sum.
+        If the likelihood scales differ, for example after `tune`, the sum has the default scale: tune the sum.
 
         Raises:
             ValueError: if networks, relations or posteriors differ, or a posterior was not fitted in batches.

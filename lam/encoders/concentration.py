@@ -54,8 +54,8 @@ class ConcentrationEncoder(SeededEncoder):
 class NormEncoder(ConcentrationEncoder):
     """Embed with κ = ‖f‖, the length of the head's output f = Wφ + b before normalisation.
 
-    f takes the place of κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). If the network was
-    trained by a loss on normalised embeddings, the scale of κ is arbitrary, and only the order of κ counts.
+    f takes the place of κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). After training by
+    a loss on normalised embeddings, the scale of κ is arbitrary; only the order of κ counts.
 
     Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss"; their loss trains ‖f‖ as κ.
     """

@@ -73,7 +73,7 @@ class SeededEncoder(DeterministicEncoder):
 
 
 class TwoHeadedEncoder(SeededEncoder):
-    """An encoder with a second head on the network's features, saved as a recipe and a state.
+    """An encoder with a second head on the network's features; `save` writes the head's recipe and state.
 
     `own_head` is the name and the type of the attribute that holds the second head.
     """

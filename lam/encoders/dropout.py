@@ -25,9 +25,9 @@ Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 class DropoutEncoder(SeededEncoder):
     """Embed by S thinned networks: the mean direction of their embeddings, and κ from their spread.
 
-    Sample s is one thinned network. Its dropout masks depend only on the seed and s, and all items share them. So
-    samples are comparable across items, and the κ of an item is the same in any batch. torch would draw a mask for each
-    item; the sources leave this open. `variance` is the variance of the outputs before normalisation, summed over D.
+    Sample s is one thinned network. Its dropout masks depend only on the seed and s, and all items share them (torch
+    would draw a mask for each item; the sources leave this open). So samples are comparable across items, and the κ of
+    an item is the same in any batch. `variance` is the variance of the outputs before normalisation, summed over D.
     `features` come from a pass without dropout.
 
     Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.

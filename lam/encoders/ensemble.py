@@ -30,8 +30,8 @@ class EnsembleEncoder(Encoder):
     """Embed by M networks.
 
     A rotation of a member's embeddings does not change the loss, so directions of different members are not comparable.
-    `concatenate` joins the M unit vectors and divides by √M, so cosines are means of the members' cosines. `mean`, as
-    in Warburg et al., takes the mean direction of the unaligned members; this loses recall.
+    `combine="concatenate"` joins an item's M unit vectors, divided by √M, so cosines are means of the members' cosines.
+    `"mean"`, as in Warburg et al., takes the mean direction of the unaligned vectors; this loses recall.
 
     R̄ is the mean resultant length of an item's M unit vectors, aligned by `rotations`. κ comes from R̄ corrected for
     chance, and `variance` is 1 − R̄², the spread of the vectors. Joint samples are the aligned vectors; `features` come

@@ -45,7 +45,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
             replace its own.
 
     Raises:
-        CorruptFileError: naming the file that is missing, truncated or altered.
+        CorruptFileError: if a file is missing, truncated or altered; the error names it.
         ValueError: for a missing network, an unknown kind, a folder that lam did not write, or a `network` that is no
             module, has other tensors or shapes, or holds one member of an ensemble twice.
     """

@@ -38,7 +38,7 @@ def item_hashes(inputs: Any, targets: Any = None) -> list[int]:
 
 
 class HashedBatches:
-    """Batches that hash their items while they are read; read them only once."""
+    """Batches that are read once, with hashes of the items read so far."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = batches
@@ -53,7 +53,7 @@ class HashedBatches:
         return len(self._batches)  # type: ignore[arg-type]  # raises TypeError for a generator, as it should
 
     def among(self, hashes: Iterable[int], rows: Iterable[int] | None = None) -> int:
-        """How many of these hashes belong to items read so far; with `rows`, to the items in these rows."""
+        """Number of these hashes that belong to items read so far, or only to the items in `rows`."""
         seen = set(self._hashes if rows is None else (self._hashes[row] for row in rows))
         return sum(number in seen for number in hashes)
 

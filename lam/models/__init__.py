@@ -103,7 +103,7 @@ def build(
 
 
 def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
-    """Build a saved network from an untrusted recipe, after its shapes are compared with the saved tensors.
+    """Build a saved network from an untrusted recipe, after a check of its shapes against the saved tensors.
 
     Args:
         recipe: the saved network's options, by name.
@@ -150,7 +150,7 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 
 def preprocessing_of(name: str) -> Preprocessing | None:
-    """Preprocessing of images that a network prescribes; None for other networks.
+    """The image preprocessing that a network prescribes; None if it prescribes none.
 
     Example:
         >>> preprocessing_of("efficientnet_lite0").shape, preprocessing_of("resnet18")
@@ -160,7 +160,7 @@ def preprocessing_of(name: str) -> Preprocessing | None:
 
 
 def why_missing(name: str) -> str | None:
-    """Text that names a network's missing packages and how to install them; None if it can be built."""
+    """Text that names a network's missing packages and how to install them; None if no package is missing."""
     return photographs.why_missing() if name == photographs.NAME else None
 
 

@@ -25,7 +25,7 @@ KEPT_BYTES = 2**30
 class Frozen(nn.Module, ABC):
     """Map inputs to features (N, P) by a network that is never trained; inputs that are already features stay the same.
 
-    From the start of training, features are cached, because every epoch needs them.
+    Features are cached from the start of training, because every epoch needs them.
 
     Attributes:
         width: number of features P.

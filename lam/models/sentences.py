@@ -59,9 +59,9 @@ class SentenceFeatures(Frozen):
 
 
 class EveryLayer(nn.Module):
-    """The last module of a sentence-transformer: concatenates the token means of earlier layers and the embedding.
+    """Last module of a sentence-transformer: concatenates the embedding and the token means of earlier layers.
 
-    The embedding has length 1 and each mean length 0.2, so that at first a new head depends mostly on the embedding.
+    The embedding has length 1, and each mean has length 0.2. So a new head at first depends mostly on the embedding.
     """
 
     def __init__(self, width: int) -> None:

@@ -32,8 +32,8 @@ def load_weights(
 ) -> None:
     """Fill a network with the weights of a file.
 
-    Names in the file may have a prefix, such as `model.`. Averaged weights (EMA, or a teacher) are preferred. A warning
-    names the tensors that are left out.
+    Names in the file may have a prefix, such as `model.`. If the file has averaged weights (EMA, or a teacher), they
+    are loaded. A warning names the tensors that are left out.
 
     Args:
         network: the network; its weights are replaced.

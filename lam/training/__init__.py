@@ -25,7 +25,7 @@ def train(
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
     Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may be larger. On the
-    CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
+    CPU, the result then equals an uninterrupted run to the bit. torch's global random state does not change.
 
     Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes share
     the items of a batch, and form pairs over the whole batch. A batch with fewer than two items for each process is not

@@ -5,8 +5,8 @@ the batch, so a resumed run needs no random state.
 
 With several processes, each runs the network on its part of a batch and gathers all outputs with their gradients. Each
 computes the loss of all pairs, and DistributedDataParallel averages the gradients. The result differs from a single
-process in the order of summation, and in two other ways. Dropout and augmentation draw the same random numbers only in
-the first part of a batch. Batch norm uses the statistics of each part; the first process's running statistics are kept.
+process in the order of summation. Dropout and augmentation draw other random numbers, except in the first part of a
+batch. Batch norm uses the statistics of each part; the first process's running statistics are kept.
 """
 
 import copy

@@ -36,7 +36,7 @@ class TrainingOptions:
         miner: choice of the pairs in the loss: "all", "violating", "easy", "semihard", "hard", or a miner of
             pytorch-metric-learning; see `lam.pairs.Mining`. A batch without chosen pairs has a loss of zero.
         max_pairs: greatest number of mined triplets, drawn at random; for "all" and miners of pytorch-metric-learning,
-            greatest number of positive and of negative pairs. None for no limit.
+            greatest number of positive pairs, and of negative pairs. None for no limit.
         learning_rate: positive.
         learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
@@ -94,12 +94,11 @@ class Training(TrainingOptions):
         relation: definition of positive and negative pairs; by default by label.
         seed: seed of the order of the data and of all random numbers; at least 0.
         pretrained: whether the network is already trained; a method then does not train it.
-        trained_by: for a pretrained network, the curvature of its training loss as `lam.methods.Method.trained_by`
-            returns it.
+        trained_by: for a pretrained network, the result of `lam.methods.Method.trained_by` for its training loss.
         another: function from a seed to a new network of the same kind, for a method that trains several; by default
             `lam.models.build` with the network's recipe.
-        validate: computes a score of the network in evaluation mode after each epoch; higher is better. Training ends
-            with the weights of the first best epoch; without `validate`, with the last weights.
+        validate: computes a score of the network in evaluation mode after each epoch; higher is better. The weights of
+            the (first) best epoch are the result; without `validate`, the last weights.
         folder: folder of the checkpoints; None for no checkpoints.
         num_workers: number of processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.

@@ -29,8 +29,8 @@ class Minibatch:
     """A batch for a step.
 
     Attributes:
-        inputs: (N, ...) inputs on the network's device. With several processes, each has only its part of the inputs;
-            pairs, targets and generator are the same in all processes.
+        inputs: (N, ...) inputs on the network's device. With several processes, each has only its part of the inputs,
+            but all pairs and targets, and the same generator.
         pairs: pairs of the N items, with at least one positive pair.
         epoch: counted from 0.
         generator: CPU generator, seeded for this batch.

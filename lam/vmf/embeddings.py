@@ -33,7 +33,7 @@ class Embeddings:
         mean_samples: S if `mean` is the mean direction of S samples; only means with the same S can be compared.
         kappa_epistemic: (N,) concentration from the method alone: how well the data determine the embedding.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
-        p_known: (N,) probability in [0, 1] that the item is like the training items.
+        p_known: (N,) probability in [0, 1] that the item's kind is known.
 
     Raises:
         ValueError: for shapes that disagree, types that are not floating-point, or only some of the parts of κ.

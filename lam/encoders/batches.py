@@ -105,7 +105,7 @@ class HeldOut:
         batches: (inputs, labels) or, for places, (inputs, positions).
         is_query: (N,) True for queries, False for the gallery. By default every item is both.
         relevant_within: for places, the greatest distance of a match in metres; by default as in training.
-        soft_labels: (N, C) the share of people who chose each class for an item.
+        soft_labels: (N, C) share of people who chose each of C classes for an item.
 
     Example:
         >>> items, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])

@@ -102,7 +102,7 @@ def build(
 
 
 def register(name: str, loss: type[Loss]) -> None:
-    """Register a loss for configurations; `Loss.configured` creates it from their settings.
+    """Register a loss for configurations; `Loss.configured` creates it from the settings of a configuration.
 
     Raises:
         ValueError: if another class has the name, or for a class that is not derived from `Loss`.

@@ -9,10 +9,10 @@ from lam.pairs.pairs import Pairs
 
 
 class InfoNCE(TemperatureLoss):
-    """Mean over positive pairs (a, p) of −log e^(n_a·n_p/τ) / (e^(n_a·n_p/τ) + Σ_n e^(n_a·n_n/τ)).
+    """Mean over positive pairs (a, p) of −log e^(z_a·z_p/τ) / (e^(z_a·z_p/τ) + Σ_n e^(z_a·z_n/τ)).
 
-    n_a is the embedding of a, and the sum is over the negatives n of a. With two views of each item, this is NT-Xent.
-    With classes, the other items of a class do not count against a pair, unlike in SupCon.
+    z_a is the embedding of a, and the sum is over the negatives n of a. With two views of each item, this is NT-Xent.
+    With classes, unlike in SupCon, other items of a pair's class are not in its denominator.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).

@@ -10,9 +10,9 @@ from lam.pairs.pairs import Pairs
 
 
 class SupCon(TemperatureLoss):
-    """Mean over anchors a of −1/|P(a)| Σ_p log softmax_p(n_a·n_b / τ), with the softmax over all other items b.
+    """Mean over anchors a of −1/|P(a)| Σ_p log softmax_p(z_a·z_b / τ), with the softmax over all other items b.
 
-    n_a is the embedding of a, and P(a) are the items p that match a; an item without a match is not an anchor.
+    z_a is the embedding of a, and P(a) are the items p that match a; an item without a match is not an anchor.
 
     Source: Khosla et al. (2020), equation 2.
 

@@ -63,7 +63,7 @@ class Method(ABC):
 
     @abstractmethod
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network, unless it is trained already, and return its encoder.
+        """Train a network and return its encoder; most methods do not train a network with `training.pretrained`.
 
         Args:
             network: maps inputs (N, ...) to unit embeddings (N, D) and ends in a linear layer and normalisation. A

@@ -76,7 +76,7 @@ class ConcentrationMethod(HeadMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
-        In phases, an already trained network stays as it is; with other values of `kappa`, it is trained further.
+        An already trained network stays as it is if `kappa` is "phases"; otherwise it is trained further.
         """
         network = unwrapped(network)
         path = head_of(network, dataset)

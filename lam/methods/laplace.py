@@ -38,16 +38,16 @@ class Laplace:
             pairs within batches.
         structure: structure of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
             or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms
-            (derivatives by two items); the others need `fix="fixed"`. `ekfac` reads the features twice, from a
-            temporary file. The default is `kron`, but `diag` for several layers, more than 4,096 inputs or outputs, and
-            a curvature that has cross terms or no matrices.
+            (derivatives by two items); the others need a `fix` of "fixed" or "projected". `ekfac` reads the features
+            twice, from a temporary file. The default is `kron`, but `diag` for several layers, more than 4,096 inputs
+            or outputs, and a curvature that has cross terms or no matrices.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes for the sums that the structure keeps; with several layers, also for one batch and
             one item. Later, S sampled networks take S times the memory of the layers' weights.
         rank: for `low_rank`: largest rank of the input factor; 256 by default.
-        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with h the curvature
-            and s the likelihood scale. Tuning s then changes the posterior's width and not its shape.
-        prior_ratio: factor r > 0 in the default of `prior_precision`.
+        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with the curvature h
+            and the likelihood scale s. With this default, s changes only the posterior's width, not its shape.
+        prior_ratio: factor > 0 in the default of `prior_precision`.
         likelihood_scale: s > 0; by default the squared number of items, or 1 if the curvature is a plain sum over
             pairs. `BayesianEncoder.tune` chooses s.
 

@@ -126,8 +126,8 @@ def elements_of_pass(
 ) -> int:
     """Tensor elements that one linearised item takes: slopes of all layers, and the largest working memory of a layer.
 
-    A linear layer or convolution needs its inputs at every position. Any other layer needs its input and output for
-    each output of the network. `jacobians` adds twice the size of the layer's Jacobian.
+    A linear layer or convolution at several positions needs its inputs at each position. Any other layer needs its
+    input and output for each output of the network. `jacobians` adds twice the size of the layer's Jacobian.
     """
     with evaluating(network), record_layers(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))

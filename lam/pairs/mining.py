@@ -3,7 +3,8 @@
 The weight of a pair is the number of chosen triplets that contain it, as in pytorch-metric-learning. n⁺ is the number
 of positive pairs before the choice, times the mean weight of the chosen positive pairs, rounded. A curvature and the
 loss `log_posterior` divide their sum over the chosen positive pairs by n⁺. The quotient is the weighted mean over the
-chosen pairs, times their share of the positive pairs. Negative pairs are counted in the same way, by n⁻.
+chosen pairs, times their share of the positive pairs. n⁻ counts negative pairs in the same way. If `max_pairs` has an
+effect, n⁺ and n⁻ are multiplied by the share of triplets or pairs that is drawn.
 """
 
 import inspect

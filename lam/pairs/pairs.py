@@ -18,8 +18,8 @@ from lam.utils.checks import check_finite, check_tensor, is_real
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    The weight of an ordered pair (a, b) says how often this pair counts. `by_label` computes
-    `positive` and `negative` when they are first read, so a loss that reads only `labels` takes time linear in N.
+    The weight of an ordered pair (a, b) says how often this pair counts. After `by_label`, `positive` and `negative`
+    are computed when they are first read, so a loss that reads only `labels` takes time linear in N.
 
     Attributes:
         positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.

@@ -23,8 +23,8 @@ class Relation:
         positive_within: greatest distance of a positive pair of places, in metres; None if targets are labels.
         negative_beyond: distance above which pairs of places are negative, in metres; by default `positive_within`.
         angle_within: greatest difference of compass angles in a positive pair of places, in degrees. A near pair with a
-            greater difference is neither positive nor negative. The last column of the targets then holds the angles;
-            NaN means unknown, and matches any angle. If None, all columns are coordinates.
+            greater difference is neither positive nor negative. If set, the last column of the targets holds the
+            angles; NaN means unknown, and matches any angle.
         miner, max_pairs: choice of a batch's pairs for the curvature; see `lam.pairs.Mining`.
         triplet_margin: margin of the miner's triplets; by default `lam.fit` uses the loss's margin.
 

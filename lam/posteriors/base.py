@@ -181,8 +181,8 @@ class Posterior(ABC):
         draws S outputs of each item from this distribution. `network` draws S layers; sample s of every item comes from
         layer s.
 
-        With the network's output, embeddings have exactly the direction of this output. Otherwise the function computes
-        the output again, and the direction may differ in the last bit.
+        If the network's output is given, embeddings have exactly its direction. Otherwise the function computes the
+        output again, and the direction may differ in the last bit.
 
         Args:
             n_samples: S ≥ 2.

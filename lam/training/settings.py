@@ -93,7 +93,7 @@ class Training(TrainingOptions):
         loss: a loss of `lam.losses`.
         relation: definition of positive and negative pairs; by default by label.
         seed: seed of the order of the data and of all random numbers; at least 0.
-        pretrained: whether the network is already trained; a method then does not train it.
+        pretrained: whether the network is already trained; most methods then do not train it.
         trained_by: for a pretrained network, the result of `lam.methods.Method.trained_by` for its training loss.
         another: function from a seed to a new network of the same kind, for a method that trains several; by default
             `lam.models.build` with the network's recipe.

@@ -69,7 +69,7 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Derivative A_D'(kappa): the variance of the cosine of a draw and the mean direction. It is not differentiable.
+    """Derivative A_D'(kappa): the variance of the cosine of a draw and the mean direction; without further derivatives.
 
     A_D' = 1 - A_D^2 - (D - 1) A_D / kappa. This formula loses digits for large kappa; a recursion replaces it.
 
@@ -111,7 +111,7 @@ def kappa_from_resultant(
     one_minus_resultant: Float[Tensor, "*B"] | None = None,
     max_kappa: float = 1e8,
 ) -> Float[Tensor, "*B"]:
-    """Concentration kappa for a mean resultant length: the inverse of `bessel_ratio`.
+    """Concentration kappa for a mean resultant length R: the inverse of `bessel_ratio`.
 
     Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2), times a correction
     from a table. An exported graph may omit Halley's method; see `tabulate_for_export`.

@@ -278,7 +278,7 @@ def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
 
 
 def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMisesFisher:
-    """Normalised product of N von Mises-Fisher densities, differentiable: kappa mean = sum_i kappa_i mean_i.
+    """Normalised product of N von Mises-Fisher densities, with kappa loc = sum_i kappa_i mean_i; differentiable.
 
     Args:
         means: mean directions (*B, N, D), unit vectors, N >= 1.

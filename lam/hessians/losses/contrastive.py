@@ -203,8 +203,7 @@ def _negative_partners(
 def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
     """A function that sums the vectors selected by each row of zeros and ones.
 
-    On tensor cores, the function splits each float32 vector into three bfloat16 addends, to be several times as fast.
-    The result is as precise: addends, zeros and ones are exact, and products are summed in float32.
+    On tensor cores, three bfloat16 addends replace each float32 vector: as precise, and several times as fast.
     """
     on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
     if not on_tensor_cores or vectors.dtype != torch.float32:

@@ -11,8 +11,8 @@ network, so it depends on where the network ends and the loss begins (the split)
     at the outputs    the same plus [c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ]/r_a², with m_a = Σ_b t_ab g_b
                       and c_a = n_a · m_a: the whole second derivative
 
-One cross-entropy with probabilities p and targets y that sum to 1 has ω = p, η = p, ε = p/2 and t = y − p. For O
-candidates, a diagonal takes matmuls of (N, O) by (O, D), and no (N, O, D) array unless it is projected.
+One cross-entropy with probabilities p and targets y that sum to 1 has ω = p, η = p, ε = p/2 and t = y − p. With O
+candidates, diagonals take matmuls of (N, O) by (O, D). Only a projected curvature needs larger arrays.
 
 Source: Schraudolph (2002) for the split.
 """
@@ -283,10 +283,9 @@ class Softmaxes(SliceableItems):
         return positive_part(matrices) if self._projects else matrices
 
     def _total(self) -> Float[Tensor, "D D"]:
-        """Σ_a of `_matrices`, with projections multiplied out: no (N, D, D) array is formed.
+        """Σ_a of `_matrices`, without an (N, D, D) array.
 
-        With ĝ = g − (n · g) n, Σ_b ω ĝ ĝᵀ = Σ_b ω g gᵀ − n (Σ_b ω (n·g) g)ᵀ − its transpose + (Σ_b ω (n·g)²) n nᵀ. The
-        first part is a matmul over candidates; the others are matmuls over anchors.
+        With ĝ = g − (n · g) n, Σ_b ω ĝ ĝᵀ = Σ_b ω g gᵀ − n (Σ_b ω (n·g) g)ᵀ − its transpose + (Σ_b ω (n·g)²) n nᵀ.
         """
         n, scale = self.n.to(self.r), self.r.square().reciprocal()
         moments, second = self._moments(lambda weights, g: (weights.T @ scale.to(g) * g).T @ g)

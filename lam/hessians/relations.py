@@ -27,7 +27,7 @@ class Related(ABC):
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Zero the block `t` (items in `order`) except at negative pairs; return whether it may hold negative pairs."""
+        """Set block `t` (items in `order`) to 0 except at negative pairs; return whether it may hold negative pairs."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
@@ -35,7 +35,7 @@ class Related(ABC):
 
     @abstractmethod
     def positive_blocks(self, size: int) -> Sequence[Tensor]:
-        """Blocks that cover the positive pairs: (n,) items of one class each, or ≤ `size` unordered pairs (n, 2)."""
+        """Blocks that cover the positive pairs: the (n,) items of a class, or ≤ `size` unordered pairs (n, 2)."""
 
 
 class LabelRelation(Related):

@@ -39,8 +39,8 @@ class HeadMethod(Method):
     ) -> History:
         """Train a head on the inputs (N, P) of the layer `path`, in the stage and the sub-folder `head`.
 
-        The head learns from all pairs of a batch; other settings are the same as for the network. The last epoch is
-        kept, because validation measures retrieval, which the head does not change.
+        The head has its own epochs and learning rate, and learns from all pairs of a batch; other settings are the
+        network's. The last epoch is kept, because validation measures retrieval, which the head does not change.
         """
         own = replace(
             training,

@@ -63,7 +63,7 @@ class Minibatch:
 
 
 def normalized(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """Rows scaled to length 1; rows that have this length stay as they are, to the bit."""
+    """Rows scaled to length 1; rows that have this length up to rounding do not change."""
     length = torch.linalg.vector_norm(output, dim=1, keepdim=True)
     is_unit = (length - 1).abs() <= unit_tolerance(output.dtype, least=_ROUNDING)
     return output / torch.where(is_unit, 1.0, length.clamp(min=_SHORTEST))

@@ -224,7 +224,7 @@ class VonMisesFisher(Distribution):
     ) -> "VonMisesFisher":
         """Maximum likelihood fit over the first axis.
 
-        loc is the direction of the samples' mean, and A_D(kappa) its length.
+        loc is the direction of the samples' (weighted) mean, and A_D(kappa) the mean's length.
 
         Source: Sra (2012), equations 2 to 5.
 
@@ -309,7 +309,7 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
     """Cosine at the edge of each item's credible cap, `VonMisesFisher.credible_cap`.
 
-    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5; here, the cap holds the cosines *above* the result.
+    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5; here, points in the cap have cosines *above* the result.
 
     Args:
         kappa: (Q,) concentrations.

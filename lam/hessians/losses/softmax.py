@@ -266,7 +266,7 @@ class Softmaxes(SliceableItems):
         moments, _ = self._moments(lambda weights, g: g.new_zeros(()))  # a diagonal needs no product of g and g
         squares = projected_squares(n, moments.square, moments.along)
         diagonal = squares - 2 * projected(n, moments.first) * projected(n, moments.second)
-        diagonal = diagonal.clamp(min=0) / r.square()  # a variance: negative by rounding only
+        diagonal = diagonal.clamp(min=0) / r.square()  # of a semi-definite matrix: negative only by rounding
         if self.curvature.split == "logits":
             return diagonal
         return diagonal + arccos(n, moments.residual / r.square()).diagonal()

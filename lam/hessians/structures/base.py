@@ -202,7 +202,7 @@ class Structure(SummedCurvature):
     @classmethod
     @abstractmethod
     def shapes(cls, T: int, D: int, F: int) -> Shapes:
-        """Shapes by name of the sums of T terms, for a layer with D outputs and F inputs, including the bias."""
+        """Shapes of the sums of T terms, by name, for a layer with D outputs and F inputs, including the bias."""
 
     @classmethod
     def n_bytes(cls, T: int, D: int, F: int) -> int:

@@ -81,8 +81,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
     """A float32 layer from features (N, P) to their first D principal components, scaled to more equal variances.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ and b = −W m. m is the mean of the features, U and λ are the eigenvectors and eigenvalues
-    of their covariance, and λ̄ is the mean of λ. Without λ̄, the layer would magnify noise in directions of little
-    variance.
+    of their covariance, and λ̄ is the mean of λ. λ̄ keeps the layer from magnifying noise where variance is small.
     """
     width = features.shape[1]
     D = dimension_of(width, dimension)

@@ -128,9 +128,8 @@ def _choose_triplets(
 ) -> Pairs:
     """The pairs in triplets of a kind, weighted by their number of triplets; at most `max_triplets` are drawn.
 
-    Counting takes O(N² log N) and forms no triplets. The negatives of each anchor are ranked by distance. For one
-    positive, the negatives in triplets of a kind have consecutive ranks, from `first` to `last` − 1. So the number of
-    triplets of each negative is a cumulative sum of +1 at every `first` and −1 at every `last`.
+    Counting takes O(N² log N) and forms no triplets. For an anchor and a positive, the negatives of a kind have
+    consecutive ranks of distance, `first` to `last` − 1. So cumulative sums count the triplets of each negative.
     """
     positive, negative = pairs.positive > 0, pairs.negative > 0
     distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")

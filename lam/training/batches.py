@@ -24,8 +24,7 @@ class Batches(Dataset):
         seed: seed of the run.
         epoch: counted from 0.
         process: rank of the process and number of processes. Each process reads its part of every batch; joined in
-            order, the parts are the batch of a single process, except for random numbers that the data set draws: only
-            the first part has the same.
+            order, the parts are the batch of a single process; random numbers of the data set differ after part one.
         per_class: items of each class in a batch; the classes are the data set's `groups`, or else its labels. Each
             batch draws classes, and items of these classes, without replacement. A smaller class gives all its items;
             a class of one item is never drawn. The last class is cut at the batch size. For large classes this is

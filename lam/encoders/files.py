@@ -61,7 +61,7 @@ class SavedEncoder:
 def fingerprint(folder: str | Path) -> str:
     """SHA-256 over the hashes of an encoder's files; identifies network, posterior and preprocessing.
 
-    The files' sub-folder, which has another name after each `save`, has no effect.
+    The name of the files' sub-folder, which changes with each `save`, has no effect.
     """
     folder = Path(folder)
     read_generation(folder)

@@ -27,8 +27,8 @@ class Laplace:
     Attributes:
         margin: margin of the contrastive loss, in (0, 2]: for miners, an added layer, and a curvature without a margin.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
-        pairs: `batch` takes all pairs within a batch; only then can posteriors be added and subtracted. `dataset` takes
-            every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
+        pairs: `batch` takes all pairs within a batch; posteriors can then be added, and batches subtracted. `dataset`
+            takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
         head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
             network. `train` trains this layer on all outputs of the network, held in memory; see
             `lam.methods.added_head`. `identity` keeps the network's embeddings. Then κ says little about the distance

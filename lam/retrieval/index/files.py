@@ -1,7 +1,7 @@
 """An index in a folder, with atomic replacement (`lam.utils.files`): a reader sees the old index or the new one.
 
 index.json                format, type, parameters, `mean_samples`, and the SHA-256 of the cache
-embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,) of `lam.retrieval.index.rows`
+embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,) and next slot of `lam.retrieval.index.rows`
 search.faiss              the FAISS structure, except for Flat: a cache, not in the manifest, rebuilt if it is lost
 """
 
@@ -23,7 +23,7 @@ from lam.utils.files import (
     write_generation,
 )
 
-FORMAT = FolderFormat(2, "index.json", ("embeddings.safetensors",))
+FORMAT = FolderFormat(3, "index.json", ("embeddings.safetensors",))
 _CACHE = "search.faiss"
 _SETTINGS = ("factory", "parameters", "mean_samples")
 _TRIES = 5

@@ -181,15 +181,16 @@ class Store:
         return self.take(name, self.places_of(self.slots_of(ids)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The columns by name."""
-        return {name: torch.from_numpy(self.column(name)) for name in _COLUMNS}
+        """The columns by name, and the next slot."""
+        columns = {name: torch.from_numpy(self.column(name)) for name in _COLUMNS}
+        return {**columns, "next_slot": torch.tensor(self._next_slot)}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Store":
         """Rebuild the store from the result of `tensors`."""
         store = cls(tensors["vectors"].shape[1])
         store.append(*(tensors[name].numpy() for name in _COLUMNS))
-        store._next_slot = int(tensors["slots"][-1]) + 1 if len(store) else 0
+        store._next_slot = int(tensors["next_slot"])  # FAISS may still hold the slots of removed rows
         return store
 
     def _by_chunk(self, places: Int64[np.ndarray, "..."]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -529,6 +530,17 @@ def test_a_failure_inside_faiss_leaves_the_index_as_it_was(monkeypatch: pytest.M
     index.add(embeddings(5, seed=9), torch.arange(5) * 7)
     assert index.search(embeddings(5, seed=9), k=1).ids.flatten().tolist() == list(range(0, 35, 7))
     assert index.search(items, k=1).ids.flatten().tolist() == ids.tolist()
+
+
+def test_a_loaded_index_reuses_no_slot_that_faiss_still_holds(tmp_path: Path) -> None:
+    index, items, ids = filled("HNSW32", 20)
+    index.remove(ids[-1:])
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index")
+    loaded.add(items[-1:], torch.tensor([1000]))
+    found = loaded.search(items[-1:], k=20).ids.flatten().tolist()
+    assert found[0] == 1000
+    assert sorted(found) == [*ids[:-1].tolist(), 1000]
 
 
 def test_what_faiss_refuses_is_a_value_error() -> None:

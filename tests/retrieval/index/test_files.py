@@ -178,7 +178,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     path = generation(tmp_path) / "index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     seal(tmp_path, [f"{path.parent.name}/{name}" for name in ("index.json", "embeddings.safetensors")])
-    with pytest.raises(ValueError, match=r"has format 99, this version of lam reads 2"):
+    with pytest.raises(ValueError, match=r"has format 99, this version of lam reads 3"):
         Index.load(tmp_path)
 
 

@@ -202,8 +202,8 @@ class TensorImages(Dataset):
     Args:
         images: (N, C, H, W), C = 1 or 3; uint8, or floating point if they are already inputs of a network.
         labels, name, classes: as for `Dataset`.
-        preprocessing: preprocessing of 8-bit images; image files that are compared with them get it, too. By default,
-            files are resized to (H, W), and values are scaled to [0, 1].
+        preprocessing: preprocessing of 8-bit images, and of image files that are compared with them. By default, files
+            are resized to (H, W), and values are scaled to [0, 1].
 
     Raises:
         ValueError: If shapes do not match or a value is not finite.

@@ -35,7 +35,7 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
 
 
 def held_out(*, like: Dataset) -> TensorImages:
-    """All images of the digits that are not among the classes of `like`, a split of the data set digits."""
+    """Images of all digits except the classes of `like`, a split of the data set digits."""
     if like.name != "digits":
         raise ValueError(f"digits_held_out belongs to the data set digits, got {like.name}; take another OOD set")
     rest = [digit for digit in range(10) if str(digit) not in like.classes]
@@ -45,7 +45,7 @@ def held_out(*, like: Dataset) -> TensorImages:
 
 
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
-    """A random grey patch (1, 8, 8) for each item of `like`; its label is one of two photographs in scikit-learn."""
+    """Random grey patches (1, 8, 8), one for each item of `like`; labels are the two photographs in scikit-learn."""
     from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     generator = torch.Generator().manual_seed(seed)

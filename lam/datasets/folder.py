@@ -122,9 +122,9 @@ def splits(
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
-    """Read all images of a folder; of a folder with splits, read only the split `test`.
+    """Read all images of a folder, or only its split `test` if it has splits.
 
-    Labels are the names of sub-folders or COCO categories. Missing labels are empty, or an error if `labelled`.
+    Labels are the names of sub-folders or COCO categories. A missing label is empty, or an error if `labelled`.
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)

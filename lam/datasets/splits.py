@@ -86,9 +86,9 @@ def carve_missing(
 ) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
-    The draw is stratified by class. With small classes, most items of a drawn split could lose their matches. Then the
-    drawn splits get whole classes instead, as is usual for faces and products. If classes are too few for this, the
-    drawn splits get pairs of items, each of one class. A `Note` reports both exceptions.
+    The draw is stratified by class. If small classes would leave too many items without a match, the drawn splits get
+    whole classes instead, as is usual for faces and products. If classes are too few for this, the drawn splits get
+    pairs of items of one class. A `Note` reports either exception.
 
     Args:
         parts: splits by name, at least `train`.

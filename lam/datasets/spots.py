@@ -21,8 +21,8 @@ _VIEWS, _VIEWS_OUTSIDE = 15, 4
 def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Splits:
     """960 views (3, 96, 96) in [0, 1] of a temple in China and a flower: 64 spots with fifteen views each.
 
-    A view is shifted by up to 8 pixels and rotated by up to 10°. It is zoomed, darkened and changed in contrast by
-    factors of up to 1.3, 1.5 and 1.3. The label is the spot.
+    A view is shifted by up to 8 pixels, rotated by up to 10°, and darkened by a factor of up to 1.5. Zoom and contrast
+    change by factors of up to 1.3. The label is the spot.
 
     Source: scikit-learn's `load_sample_images`, CC BY 2.0.
 

@@ -22,9 +22,9 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
 
     Args:
         splits: splits of labelled items.
-        share: share of the classes of all three splits, in [0, 1), rounded to at least one class; 0 holds out no class.
-            The default is `SHARE`, with exceptions. It is 0 for fewer than `LEAST_CLASSES` classes, for classes of one
-            item each, for places, and for splits with a common gallery, which must stay complete.
+        share: share of all classes, in [0, 1); a positive share holds out at least one class. The default is `SHARE`,
+            but 0 for fewer than `LEAST_CLASSES` classes, for classes of one item each, for places, and for splits with
+            a common gallery, which must stay complete.
         seed: seed of the draw.
     """
     parts = splits.parts()

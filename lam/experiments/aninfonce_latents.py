@@ -1,4 +1,4 @@
-"""Tests whether losses recover latents if some latent dimensions vary more within a positive pair than others.
+"""Tests whether losses recover latents that vary more in some dimensions than in others within a positive pair.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1, appendices F and
 I.
@@ -45,9 +45,9 @@ class AnInfoNCELatents(Experiment):
 
     Anchors z are uniform on the sphere. The positive z⁺ of z has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere.
     Λ_d is `style` in the first half of the dimensions and `content` in the second. Negatives are the other anchors.
-    Near negatives, from the same density with Λ⁻ in all dimensions, may be added from the start or later. With only
-    near negatives, the loss gets Λ⁻, and the best similarity has the weights Λ − Λ⁻. R² measures linear regression of z
-    on the encoder's outputs. Learned and true Λ are compared after sorting.
+    Near negatives may be added from the start or later; their density has Λ⁻ in place of every Λ_d. With only near
+    negatives, the loss gets Λ⁻, and the best similarity has the weights Λ − Λ⁻. R² is the fit of a linear regression of
+    z on the encoder's outputs. Learned and true Λ are compared after sorting.
 
     With `images`, the observation is an image: a variational autoencoder learns from this data set, and its decoder
     renders z. "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's outputs.

@@ -40,16 +40,16 @@ _START = 16.0, 32.0  # κ̂ before training where κ is infinite
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Random networks are the true μ(x) and κ(x). With each loss, other networks learn μ̂(x) and κ̂(x) from pairs.
+    """Networks learn, with each loss, the posteriors vMF(μ(x), κ(x)) of a process from pairs of inputs x.
 
-    Inputs x are uniform in the unit cube, with latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes a positive
-    of an anchor with latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are random inputs. So MCInfoNCE with
-    many samples and negatives is minimal at the truth. κ̂ starts in the range of κ. MCInfoNCE learns μ̂ in the first
-    half of the batches and κ̂ in the second, the best order in the source. The other losses learn both at once. The
-    losses do not determine the rotation of the latents, so cosines of pairs are compared.
+    Inputs are uniform in the unit cube, and random networks give the true μ(x) and κ(x). Let z and z⁺ be random latents
+    of two inputs. The second input becomes a positive of the first with probability e^(κ_pos (z·z⁺ − 1)); negatives are
+    random inputs. So MCInfoNCE with many samples and negatives is minimal at the truth. The learned κ̂ starts in the
+    range of κ. MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the second, the best order in the source;
+    other losses learn both at once. Losses leave the rotation of latents open, so cosines of pairs are compared.
 
-    The losses assume von Mises-Fisher distributions. The process may have others: a latent is then the unit vector
-    along μ(x) plus noise in each coordinate. The noise is normal with variance 1/κ(x), or Laplace with scale 1/κ(x).
+    The losses assume von Mises-Fisher distributions. In a process of another `posterior`, a latent is the unit vector
+    along μ(x) plus noise in each coordinate: normal with variance 1/κ(x), or Laplace with scale 1/κ(x).
     This κ is not comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is
     μ(x). `infonce` learns only directions.
 

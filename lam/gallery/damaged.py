@@ -67,7 +67,7 @@ class DamagedFiles:
         """Write the list of damaged files, if any, and warn.
 
         Raises:
-            ValueError: instead of the warning, without `skip` or if all `n_files` files are damaged.
+            ValueError: for damaged files without `skip`, or if all `n_files` files are damaged.
         """
         if not self.reasons:
             return

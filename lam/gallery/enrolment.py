@@ -54,7 +54,7 @@ class SourceImage:
 
     @property
     def id(self) -> str:
-        """The listed id, else the content number as text; fusion by label uses a hash of the label instead."""
+        """`listed_id`, or by default `content` as text; fusion by label uses a hash of the label instead."""
         return str(self.content) if self.listed_id is None else self.listed_id
 
 
@@ -84,9 +84,9 @@ def enrol(
 ) -> Enrolment:
     """One item for each id, in the order in which ids first occur.
 
-    Without fusion, the first image of an id becomes the item; warnings count items whose images have several labels,
-    and copies with other metadata.
-    With fusion, images of one identity have the same listed id or, without ids, the same label. The fused κ does not
+    Without `fuse`, all images of an id are copies, and the first becomes the item; warnings count items whose copies
+    differ in label or metadata.
+    With `fuse`, images of one identity have the same listed id or, without ids, the same label. The fused κ does not
     rise with the number of images (`lam.retrieval.fuse_identities` with an error correlation of 1). Repeated images
     count once, and the item has the metadata of its first image.
 

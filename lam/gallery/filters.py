@@ -11,9 +11,9 @@ A filter is an object with lists of conditions. An item passes if all conditions
     {"is_null": {"key": FIELD}}                 null
     {"has_id": [ID, ...]}, {"has_label": [LABEL, ...]}
 
-A dot in FIELD leads into an object. A list matches if one of its elements does. A value matches only values of its own
-type. SQLite rounds integers beyond 64 bits, so `match` refuses them, and `range` compares them rounded. Names and
-values are parameters of the SQL, never parts of its text.
+A dot in FIELD separates names of nested objects. A list matches if one of its elements matches. A value matches only
+values of its own type. SQLite rounds integers beyond 64 bits, so `match` refuses them, and `range` compares them
+rounded. Names and values are parameters of the SQL, never parts of its text.
 """
 
 import json

@@ -1,8 +1,8 @@
 """A store and its index: a change is written to disk, then applied to the index, then acknowledged.
 
-In between, the index may hold an item that the store has deleted. A search that finds a deleted item waits until the
-index is up to date, and searches again; other searches do not wait for the disk. The index is a cache, in this process
-(`lam.gallery.local_index`) or on a Milvus server (`lam.gallery.remote_index`).
+Between the first two steps, the index may hold an item that the store has deleted. A search that finds a deleted item
+waits until the index is up to date, and searches again; other searches do not wait for the disk. The index is a cache,
+in this process (`lam.gallery.local_index`) or on a Milvus server (`lam.gallery.remote_index`).
 """
 
 import logging
@@ -101,7 +101,7 @@ def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat
 
 
 class Gallery:
-    """The items of a run. Any thread may search while one thread writes; one process may open it at a time.
+    """The items of a run. Any thread may search while one thread writes; only one process may open a gallery.
 
     Args:
         folder: folder of the gallery, written by a run or by `lam index`.
@@ -204,7 +204,7 @@ class Gallery:
         changes are on disk only; the collection follows once Milvus answers again.
 
         Returns:
-            The effect of each operation. For a deletion with traces that cannot be erased yet, a refusal (`busy`).
+            The effect or refusal of each operation; `busy` for a deletion whose traces cannot be erased yet.
 
         Raises:
             Refusal: `full` or `busy`, if the changes could not be stored; nothing was changed.

@@ -68,7 +68,7 @@ class Item:
         label: class of the item; empty without a label.
         metadata: a JSON object, as text.
         thumbnail: a small picture, or None.
-        origin: `index` if a run or `lam index` wrote the item, which the next `lam index` replaces; else `service`.
+        origin: `index` for an item from a run or `lam index` (the next `lam index` replaces it), else `service`.
     """
 
     id: str

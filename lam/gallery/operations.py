@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fuse:
-    """An item of one image, to fuse into the stored item with its id, or to add under a new id."""
+    """An item of one image. It is fused into the stored item with the same id, or added if the id is new."""
 
     item: Item
 

@@ -1,4 +1,4 @@
-"""A Milvus collection that follows the store, behind a circuit breaker, so that changes do not wait for the server.
+"""A Milvus collection that follows the store; a circuit breaker spares changes the wait for a failed server.
 
 While the circuit is closed, searches and changes go to the server. An error or time-out opens the circuit: searches are
 then refused at once, and changes go to the store only. A thread tries the server at intervals. When the server answers,

@@ -1,8 +1,8 @@
 """A read-only gallery: beside a process that writes it, or in a folder that nobody can write.
 
-Beside a writer, a replica searches the writer's Milvus collection. The replica reads the store at each request, up to
-the last change that the writer has acknowledged. SQLite's log needs memory that the processes share, so replicas must
-run on the machine of the writer. They cannot read the store through a network file system.
+Beside a writer, a replica searches the writer's Milvus collection. At each request, it reads the store with all changes
+that the writer has acknowledged. SQLite's log needs memory that the processes share, so replicas must run on the
+machine of the writer. They cannot read the store through a network file system.
 
 In a read-only folder, such as an image of a container, the items cannot change. The index is then in this process.
 """

@@ -123,7 +123,7 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
 
 
 def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[SourceImage], Embeddings]:
-    """Merge the shards of a folder, in any order, into the order of the folder.
+    """Merge the shards of a folder, given in any order; the result has the order of the folder.
 
     Args:
         paths: a file for each shard.

@@ -228,7 +228,7 @@ class ItemStore:
             return reader.execute(query, known).fetchall()
 
     def page(self, *, after: str, limit: int, where: Filter | None = None) -> dict[int, ItemInfo]:
-        """At most `limit` items that pass a filter, by key, in the order of ids, from the first id after `after`.
+        """At most `limit` items that pass a filter, by key, in the order of their ids, which are all after `after`.
 
         A page ends early once its metadata reach `MAX_PAGE`. A slow filter is refused as `busy`.
         """
@@ -244,9 +244,9 @@ class ItemStore:
         return items
 
     def where(self, where: Filter) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
-        """Keys and labels of the items that pass, by rising key; without such items, also the unknown fields.
+        """Keys and labels of the items that pass, by rising key; if no item passes, also fields that no item has.
 
-        No item of the gallery has an unknown field. A slow filter is refused as `busy`.
+        A slow filter is refused as `busy`.
         """
         with self._scan() as lister:
             query = f"SELECT key, label FROM items WHERE {where.sql.text} ORDER BY key"
@@ -315,7 +315,7 @@ class ItemStore:
         self._writer.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
     def erase_log(self) -> str:
-        """Move the log into the file, to overwrite deleted content; returns what prevents this, empty if nothing."""
+        """Move the log into the file, to overwrite deleted content; returns the obstacle, or an empty text."""
         try:
             (is_blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:  # such as a full disk

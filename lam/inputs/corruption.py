@@ -52,10 +52,9 @@ def corrupt(
     swaps pixels one after the other. Movements by parts of a pixel are interpolated, not rounded. `jpeg` compresses
     each channel separately unless there are 1 or 3 channels.
 
-    As published, `brightness` adds to the lightest channel and keeps the ratios of the others (the value of HSV). Grey
+    As published, `brightness` raises the lightest channel (the value of HSV) and keeps the ratios of the channels. Grey
     pixels have the hue of red, so severities 4 and 5 of `saturate` make them redder; severities 1 and 2 weaken colours.
-    Strengths of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not rise with every
-    severity.
+    `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not change pixels more at each step.
 
     Source: Hendrycks and Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
     perturbations", and their published code for CIFAR-10-C.
@@ -144,7 +143,7 @@ def _crop(images: Tensor, share: float, _: torch.Generator) -> Tensor:
 
 @_published("shot-noise", 500, 250, 100, 75, 50)
 def _shot_noise(images: Tensor, photons: int, generator: torch.Generator) -> Tensor:
-    """Poisson noise with this number of photons for the brightest value."""
+    """Poisson noise with this number of photons for the value 1."""
     return torch.poisson((images.clamp(0, 1) * photons).cpu(), generator).to(images) / photons
 
 

@@ -13,7 +13,7 @@ PUBLISHED_SIDE = 32
 
 
 def pixel(images: Tensor) -> float:
-    """Number of pixels that replace one pixel of a 32-pixel image; at least 1, because a smaller blur has no effect."""
+    """Length that one pixel of a 32-pixel image has here; at least 1, because a smaller blur has no effect."""
     return max(1.0, min(images.shape[-2:]) / PUBLISHED_SIDE)
 
 

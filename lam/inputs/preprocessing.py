@@ -87,7 +87,7 @@ class Preprocessing:
 
     @property
     def reduced_to(self) -> int | None:
-        """Least pixels of the shorter side after the reduction by a whole factor; None for no reduction."""
+        """Least length, in pixels, of the shorter side after reduction by a whole factor; None for no reduction."""
         return None if self.size is None else max(_OVERSAMPLING * max(_pair(self.size)), _LEAST_SIDE)
 
     def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
@@ -152,7 +152,7 @@ class Preprocessing:
         """ImageNet's preprocessing with some fields replaced, for the options of a data set.
 
         A single number for `size` without `crop` gives a square: the shorter side is resized to `size`, and the centre
-        is cropped. `crop` without `size` first resizes the shorter side to 8/7 of the crop's longer side, except with
+        is cropped. With `crop` alone, the shorter side is first resized to 8/7 of the crop's longer side, except with
         `"size": None`. Grey images have no `mean` and no `std` unless `fields` has them.
 
         Raises:

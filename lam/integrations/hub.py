@@ -64,11 +64,11 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         return cls.of(run.encoder, run.calibration, read_json(run.folder / run_folder.METRICS))
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
-        """Write the repository with the `options` of `ModelHubMixin.save_pretrained`; warn of another encoder's card.
+        """Write the repository; `options` as in `ModelHubMixin.save_pretrained`. Another model card stays, with a warning.
 
         Raises:
-            ValueError: if the folder holds the calibration of another encoder and this one has none, or for a metric
-                that is neither finite nor None. The folder then stays as it was.
+            ValueError: without a calibration if the folder holds another one, or for a metric that is neither finite
+                nor None. The folder then stays as it was.
         """
         folder = Path(save_directory)
         if self.calibration is None and (folder / FOLDER).exists():  # the mixin's method first deletes config.json

@@ -106,7 +106,7 @@ class QdrantGallery:
             self.client.upsert(self.collection, points[start : start + _PAGE], wait=True)
 
     def vectors(self) -> tuple[Float[Tensor, "G D"], list[str]]:
-        """Vectors and labels of all points that have the vector; a point without a label has an empty one."""
+        """Vectors and labels of all points that have the vector; a missing label is empty."""
         pages, labels, offset = [torch.empty(0, self.dimension)], list[str](), None
         while True:
             points, offset = self.client.scroll(

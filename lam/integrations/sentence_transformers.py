@@ -26,8 +26,8 @@ class KappaModule(Module):
     """Add (N,) `features["kappa"]`, the κ of each sentence embedding; everything else stays as it is.
 
     Args:
-        encoder: an encoder from `lam.fit_features` on the embeddings of the preceding modules; or an encoder of this
-            model with `head="identity"`, or with a head on its last layer.
+        encoder: from `lam.fit_features` on the embeddings of the preceding modules; or an encoder of this model, with
+            `head="identity"` or with a head on its last layer.
 
     Raises:
         ValueError: for an encoder without a posterior over one last layer.

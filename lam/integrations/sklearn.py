@@ -46,7 +46,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     Attributes:
         encoder_: the `lam.BayesianEncoder`; `encoder_.embed(torch.from_numpy(X))` has direction and κ of each row.
         offset_: threshold on `score_samples`; a row with a lower score is an outlier.
-        flag_rate_: the promised rate: `flag_rate`, or the least rate that the held-out rows can promise, if larger.
+        flag_rate_: the promised rate: the larger of `flag_rate` and the least rate that the held-out rows allow.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(200, 3)) * 0.2 + [1, 1, 0]

@@ -1,8 +1,8 @@
-"""Backup of a finished run, while a service may use the run and change its items. A service can serve the backup.
+"""Backup of a finished run, even while a service changes the run's items. A service can open the backup as a run.
 
-The copy of the items is consistent: SQLite copies them in one read transaction, while others may write. All other
-files stay fixed after the run, or change only under the run's lock, which `back_up` holds. The backup leaves out the
-sample of live queries and `watch/` (the tests of promised rates), because a service may be writing them.
+SQLite copies the items in one read transaction, so the copy is consistent even if another process writes. `back_up`
+holds the run's lock, so the other files do not change meanwhile. The backup leaves out the sample of live queries and
+`watch/` (the tests of promised rates), because a service may be writing these files.
 """
 
 import os
@@ -21,7 +21,7 @@ from lam.runs.live import FOLDER as LIVE
 from lam.utils.files import CorruptFileError, sha256_of, sync_folder, write_record
 
 RECORD = "backup.json"
-"""File that lists a new backup's files and hashes. Its hash of the items is outdated once the backup is served."""
+"""List of a new backup's files and hashes. The hash of the items is outdated once a service changes the items."""
 
 FORMAT = 1
 
@@ -37,7 +37,7 @@ class CopiedFile:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup, created at a time in UTC; `items` counts the items in its gallery."""
+    """A backup; `created` is a time in UTC, and `items` is the number of items in the gallery."""
 
     folder: Path
     created: str

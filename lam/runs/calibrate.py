@@ -6,10 +6,10 @@ The calibration data are the run's validation split or a folder of fresh images.
 because the run chose its epoch and likelihood scale on the validation split.
 
 By default, the queries search the run's gallery, including items that a service added. If the gallery holds no class of
-the validation split, one half of the split replaces an equal number of gallery items. With the gallery `held-out`,
-one half of the calibration data searches the other half. A search of each item among all others would be wrong: two
-items are often each other's nearest non-match, so their score counts twice (over 200 splits of FashionMNIST, a target
-of 0.001 gave a rate of 0.0020).
+the validation split, or holds the run's places, half of the split replaces as many gallery items. With the gallery
+`held-out`, half of the calibration data searches the other half. Each item must not search all others: two items are
+often each other's nearest non-match, and their score then counts twice (over 200 splits of FashionMNIST, a target of
+0.001 gave a rate of 0.0020).
 """
 
 import warnings

@@ -1,6 +1,6 @@
 """The gallery of a calibration: the run's items, one half of the held-out data, or both.
 
-A gallery of both has as many items as the labelled part of the run's gallery, because error rates depend on this size.
+A mixed gallery has as many items as the run's gallery has labelled ones, because error rates depend on the size.
 """
 
 import warnings
@@ -44,7 +44,7 @@ class Searchable:
 
 
 def holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether all gallery labels are in `images.classes`, but label no image; and two images share a class."""
+    """Whether all gallery labels are in `images.classes`, no image has one of them, and two images share a class."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}
@@ -54,7 +54,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def stored_places(run: Run, test: Dataset) -> Float64[Tensor, "G _"] | None:
-    """Targets of the gallery's items, if all items are database images of the run's test split of places; else None."""
+    """Targets of the gallery's items if all of them are database images of a test split of places; else None."""
     images = test.candidates
     if not isinstance(images, PlaceImages):
         return None
@@ -91,7 +91,7 @@ def stored_items_with_half(
     *,
     places: Float64[Tensor, "G _"] | None = None,
 ) -> Searchable:
-    """The run's items, some replaced by the held-out database, or by one half of the data, with a `Note` as a warning.
+    """The run's items, some of them replaced by `images`: by their database, or by one half. A `Note` reports this.
 
     `places` are the targets of the items (`stored_places`); None for items with labels.
     """

@@ -38,12 +38,11 @@ class CalibrationOptions:
             the validation split.
         strangers: a folder or table of queries without a match; by default the items of held-out classes. P(known) and
             the flag learn from these strangers, and the bound on false accepts holds for queries like them. If the
-            held-out classes are too few for the target rate, labelled queries replace them for the bound: each searches
-            the gallery as if it held no match. Without held-out classes, P(known) and the flag learn from these
-            searches, too.
+            held-out classes are too few to bound the target rate, labelled queries without their matches bound it.
+            Without held-out classes, P(known) and the flag learn from these labelled queries, too.
         unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
-            queries are left out, with a warning. The queries have no effect if their interval for the share of
+            queries are left out, with a warning. The queries have no effect if the interval for their share of
             strangers includes 0 or 1.
         share_of_strangers: assumed share of strangers among future queries, if unlabelled queries do not determine it.
         columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
@@ -52,7 +51,7 @@ class CalibrationOptions:
         damaged: treatment of damaged image files in these folders; by default an error.
 
     Raises:
-        ValueError: for a choice or number out of range, or a score that needs a reference if `reference` is 0.
+        ValueError: for a choice or number out of range, or, with `reference` 0, a score that needs a reference.
     """
 
     targets: Targets | Mapping[str, float] = field(default_factory=dict)
@@ -88,7 +87,7 @@ class CalibrationOptions:
 
 
 def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
-    """The options, with missing rates, flag and accept score as the run's last calibration requested them.
+    """The options; a missing rate, flag or accept score becomes the one requested for the run's last calibration.
 
     A `wrong` rate of 0 removes the earlier `wrong` rate. With `reference` 0, an earlier flag that needs a reference is
     dropped, with a warning.

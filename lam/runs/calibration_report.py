@@ -101,7 +101,7 @@ def statistic_name(accept: str) -> str:
 
 
 def without_match(share: float) -> str:
-    """Words for a share of queries, to begin a sentence."""
+    """A share of all queries, in words."""
     return "half of all queries" if share == 0.5 else f"{share:.3g} of all queries"
 
 
@@ -120,7 +120,7 @@ def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: i
 
 
 def looks_as_good(share: float) -> str:
-    """A clause that says how many searches without a match have a first hit as good as this one."""
+    """A clause on the `share` of searches without a match whose first hit is at least as good."""
     if share >= 1:
         return "every search without a match looks as good"
     often = f"1 in {1 / share:.0f} searches" if share <= 0.2 else f"{share:.0%} of searches"

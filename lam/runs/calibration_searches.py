@@ -47,7 +47,7 @@ _SAME = 1e-5  # greatest distance between embeddings of one input in batches of 
 class Inputs:
     """A run, the options of its calibration, and the data.
 
-    `config` names the present folder of the data. `splits` is None for a folder of fresh images and `reference` 0.
+    `config` names the present folder of the data. `splits` is None if the options name a folder and `reference` is 0.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
@@ -118,7 +118,7 @@ class Strangers:
     Attributes:
         found: embeddings and hits; None without strangers.
         labels: labels of the strangers; None for strangers from a folder.
-        n_classes: number of the held-out classes of the strangers; 0 for strangers from a folder.
+        n_classes: number of held-out classes; 0 for strangers from a folder.
     """
 
     found: OtherQueries | None
@@ -129,7 +129,7 @@ class Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether the strangers bound the rate `far` of false accepts; held-out classes do only if they are enough."""
+        """Whether the strangers can bound false accepts at the rate `far`; held-out classes must be numerous enough."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 
@@ -215,7 +215,7 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
 def _search_without_match(
     inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """Hits of strangers (never items of held-out classes), and whether each has its nearest item's embedding."""
+    """Hits of strangers (never items of held-out classes); and whether each stranger equals its nearest item."""
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
     kept = torch.arange(len(items))
@@ -238,8 +238,8 @@ def _search_without_match(
 def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
     """Search the gallery for the unlabelled queries that are neither stored items nor training items.
 
-    Stored and training items would make P(known) too low for future queries. None if no query remains, or if some are
-    training items and the reference is too small to find them all.
+    Stored and training items would make P(known) too low for future queries. None if no query remains, or if some
+    queries are training items and the reference lacks some training items.
     """
     if inputs.options.unlabelled is None:
         return None

@@ -31,7 +31,7 @@ class ComparedRun:
 
     Attributes:
         name: name of its method, or of its folder if two runs share a method.
-        metrics: metrics by the keys of `metrics.json`; None if undefined, as metrics of κ are if all κ are equal.
+        metrics: metrics by the keys of `metrics.json`; None if undefined, such as metrics of κ if all κ are equal.
     """
 
     name: str

@@ -77,8 +77,8 @@ class DataConfig:
         gallery: `classes` if every query has a match, `identities` if a query may lack one. By default `identities` for
             places, faces and data without labels, else `classes`.
         limit: greatest number of items in each split and OOD set, for a quick try.
-        soft_labels: a .npy file with the class probabilities of each item of `lam.datasets.load(...).test`, in order,
-            before `limit` and `strangers`; or CIFAR-10H's folder.
+        soft_labels: a .npy file with class probabilities, a row for each item of `lam.datasets.load(...).test` (before
+            `limit` and `strangers` remove items); or CIFAR-10H's folder.
         num_workers: number of processes that read images.
         seed: seed of random splits.
         duplicates: treatment of repeated images or texts: `keep` all, with a warning; `drop` all except one, or all if
@@ -226,7 +226,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AmbiguityConfig:
-    """Whether to learn κ_a, the concentration of an item's matches, and p_known, the probability of a known item.
+    """Learning of κ_a (concentration of an item's matches) and p_known (probability that an item is known).
 
     Both are learnt on the validation split; see `lam.tuning.ambiguity`.
 

@@ -5,14 +5,14 @@
     configs/paper/DATA.yaml      the authors' settings on a data set
 
 The arguments `DATA METHOD` read these files in order, the last one only with `--paper`. Later files override earlier
-ones. In a file, the section `methods` holds settings for each method; they override the rest of that file. With
-`--paper`, the section `methods` of the authors' file replaces the data set's section.
+ones. In a file, the section `methods` holds settings for each method, which override the other settings of the file.
+With `--paper`, the section `methods` of the authors' file replaces the data set's section.
 
 The section `networks` holds settings for each network. The first installed network of this section replaces the file's
 `network`, unless an override, or a file that extends this one, names a network or weights.
 
-A file may extend a configuration (`extends: digits hib`) or a file next to it (`extends: base.yaml`), and then holds
-only the differences. Sections and mappings are merged setting by setting; other values, lists included, are replaced.
+A file may extend a configuration (`extends: digits hib`) or a file in the same folder (`extends: base.yaml`). The file
+then holds only the differences. Sections and mappings are merged setting by setting; lists and values are replaced.
 If a later file names another method, the options of the earlier method are dropped.
 """
 

@@ -103,7 +103,7 @@ class CorruptionCurve:
 
     @property
     def trend(self) -> float:
-        """Mean Spearman correlation of severity and κ over queries; −1 if κ always falls, NaN if κ never changes."""
+        """Spearman's correlation of severity and κ, mean over queries; −1 if κ always falls, NaN if κ never changes."""
         return _trend(self.kappa)
 
     @property
@@ -124,7 +124,7 @@ def measure_corruption(
     """κ and first hits of corrupted queries of an evaluation; the gallery stays clean.
 
     Args:
-        encoder, items, evaluation: an encoder, items, and the encoder's evaluation on these items.
+        evaluation: the evaluation of `encoder` on `items`.
         size: greatest number of queries, drawn at random from queries with a match.
         seed: seed of the draw and the noise.
         kinds: as `asked` of `corruptions_of`.
@@ -178,7 +178,7 @@ def worse_inputs(
 def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
     """Metrics `corruption_...`: median κ and recall@1 of each kind and severity, and the trend of each kind.
 
-    Crops add `crop_less_sure`, the share of queries with a smaller κ in the smallest crop than in the whole image.
+    Crops add `crop_less_sure`: the share of queries whose κ is smaller for the smallest crop than for the whole image.
     """
     values: dict[str, float] = {}
     for kind, curve in curves.items():

@@ -172,9 +172,9 @@ def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str
 
 
 def check_splits(splits: Splits, *, learns: bool = True) -> None:
-    """Require splits that are large enough and hold matching items.
+    """Require splits that are large enough.
 
-    If a split has no matching items, a run that `learns` from them raises an error, and other runs give a warning.
+    A split without matching items is an error for a run that `learns` from matches, and a warning for other runs.
     """
     kind, unmatched = "texts" if isinstance(splits.train, Texts) else "images", list[str]()
     for name, part, least in (

@@ -65,9 +65,10 @@ class Run:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The present calibration, if any; the calibration of another encoder raises a `ValueError`.
+        """The present calibration; None, with a warning, if the first calibration was interrupted.
 
-        The manifest comes last, so a first calibration that was interrupted counts as none, with a warning.
+        Raises:
+            ValueError: for the calibration of another encoder.
         """
         if not (folder := self.folder / CALIBRATION).is_dir():
             return None
@@ -98,7 +99,7 @@ class Run:
 
     @property
     def gallery(self) -> Snapshot:
-        """The items of this moment, even while others write; a missing or locked gallery raises a `ValueError`."""
+        """The present items, also while others write; a missing or locked gallery raises a `ValueError`."""
         return Snapshot.read(self.gallery_folder, self.encoder.dimension)
 
     def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:

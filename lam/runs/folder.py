@@ -101,7 +101,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_place(folder: Path, data: DataConfig) -> None:
-    """Require a writable folder outside the data's folder of images, where the run's plots would count as a class."""
+    """Require a writable folder. It must lie outside the data's folder, where the run's plots would count as images."""
     check_writable(folder)
     if data.name != "folder" or data.root is None:
         return
@@ -161,7 +161,7 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
-    """Names of the splits that have changed since a run started; without soft labels, theirs are not compared."""
+    """Names of the splits that have changed since a run started; `parts` may lack soft labels."""
     at_start = read_data(folder)["parts"]
     return [name for name, items in parts.items() if not _summary(items).items() <= at_start.get(name, {}).items()]
 

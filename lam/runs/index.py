@@ -33,8 +33,8 @@ def index_images(
 ) -> Enrolment:
     """Replace the items of a run's gallery by images, texts or embeddings.
 
-    Items that a service added or changed stay. In a calibrated run, images with κ below the flag's threshold are
-    uncertain.
+    Items that a service added or changed stay. In a calibrated run, images with κ below the calibration's threshold on
+    κ are uncertain.
 
     Args:
         run: the run's folder.

@@ -72,7 +72,7 @@ class Start:
     """The parts of a checkpoint that a run uses beside the network's weights.
 
     Attributes:
-        trained_by: name and settings of the curvature of the checkpoint's training loss; None for a file of weights.
+        trained_by: the curvature of the checkpoint's training loss, by name and settings; None for a file of weights.
         kappa_head: the checkpoint's layer that predicts κ, if any.
     """
 
@@ -144,8 +144,8 @@ class Plan:
     def checked(self, start: Start, validation: Dataset) -> Start:
         """The `start`, without its κ head if the run cannot use the head.
 
-        Only a posterior uses a κ head, together with p_known, which is learnt from validation items with a match. If
-        these are too few, the head is dropped with a warning; with `ambiguity.learn=true`, an error is raised.
+        A κ head needs a posterior, and p_known, which is learnt from validation items with a match. If these items are
+        too few, the head is dropped with a warning; with `ambiguity.learn=true`, an error is raised.
         """
         config, learn = self.config, self.config.ambiguity.learn
         is_posterior = issubclass(config.method.encoder, BayesianEncoder)

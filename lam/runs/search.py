@@ -52,7 +52,7 @@ class SearchResult:
     unseen: tuple[tuple[float, float] | None, ...] = ()
 
     def is_uncertain(self, item: Item) -> bool | None:
-        """Whether any image of the item has a κ below the flag's threshold; None without a calibration."""
+        """Whether an image of the item has a κ below the calibration's threshold on κ; None without a calibration."""
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
     def intervals(self, row: int) -> list[list[float]] | None:
@@ -94,7 +94,7 @@ def search(
 
     Args:
         images: files, and folders of images.
-        texts: texts instead of images, for a run on texts; a warning names a text that the network cuts.
+        texts: texts instead of images, for a run on texts; a warning names texts that the network does not read whole.
         k: number of hits, at least 1.
         progress: show a progress bar on standard error.
 

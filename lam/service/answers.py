@@ -68,13 +68,13 @@ class Responder:
         return "stale" if self.calibration.is_stale(size) else "current"
 
     def is_uncertain(self, kappa: float) -> bool | None:
-        """Whether κ is below the flag, for a query's κ or an item's least κ; None without a calibration."""
+        """Whether the κ of a query or item is below the calibration's threshold on κ; None without a calibration."""
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def verdicts(
         self, part: Part | None, queries: Sequence[Query], hits: Hits, infos: Mapping[int, ItemInfo]
     ) -> list[Verdict]:
-        """The verdict on each query, from hits in `part` or, for None, in the gallery; empty without a calibration.
+        """The verdict on each query from its hits in `part` (None: the whole gallery); empty without a calibration.
 
         All queries must have features, or all must lack them. One call for all is ten times as fast as one for each.
         """
@@ -151,7 +151,7 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> SearchResponse:
-        """`answer` with groups instead of hits; the label of its first hit tells which items are accepted.
+        """`answer` with groups instead of hits; items with the label of its first hit are accepted if it is a `match`.
 
         `answer` must hold its first hit. Items that were deleted since the search are left out.
         """

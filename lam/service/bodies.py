@@ -45,9 +45,9 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64", re.IG
 
 
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
-    """The content type without parameters. A type that is not allowed, or a compressed body, is refused (415).
+    """The content type without parameters; aliases such as image/jpg become image/jpeg.
 
-    Aliases such as image/jpg become image/jpeg, because the decoder recognises the format by the content.
+    A type that is not allowed, or a compressed body, is refused (415).
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = headers.get("content-encoding", "").strip().lower()

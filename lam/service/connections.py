@@ -1,7 +1,7 @@
 """uvicorn's connection with deadlines and caps.
 
 uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. It closes a
-connection if the client stops sending before it has read the answer. It parses any number of small chunks of a body in
+connection if the client stops sending and has not read the answer. It parses any number of small chunks of a body in
 one step. `lam.service.limits` has the deadline for a body.
 """
 
@@ -22,10 +22,10 @@ _CHUNKS, _CHUNK = 64, 512  # a body may have 64 chunks of any size, and one more
 
 
 class OpenConnections:
-    """The open connections, with a cap on their number in total, and on the number for each client.
+    """The open connections, with a cap for all clients and a cap for each client.
 
-    A new connection above a cap closes the connection that has waited longest for its client, or is refused if no
-    connection waits for its client.
+    Above a cap, a new connection closes the connection that has waited longest for its client. If no connection waits
+    for its client, the new one is refused.
 
     Args:
         of_client: greatest number of connections from one address; None for `most`, the cap on all connections.
@@ -113,7 +113,7 @@ class Connection(H11Protocol):
         self._follow()
 
     def eof_received(self) -> Any:
-        """Keep the connection until its request is answered, and count it as waiting: its client may be gone."""
+        """Keep the connection until its request is answered. It counts as waiting, because the client may be gone."""
         self._no_more_comes = True
         self._follow()
         return self._is_answering

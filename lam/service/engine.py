@@ -1,6 +1,6 @@
-"""The service without HTTP: `Engine` answers images, texts and embeddings, by workers that do jobs in batches.
+"""The service without HTTP: `Engine` answers queries; its workers do jobs in batches.
 
-Each kind of work has its own thread, so no kind waits for another: listing the gallery, reading JSON and items,
+Each kind of work has its own worker thread, so no kind waits for another: listing the gallery, reading JSON and items,
 decoding, the network, filters, searches, writes, feedback and backups.
 """
 

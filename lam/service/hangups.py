@@ -22,7 +22,7 @@ def block_hangups() -> Iterator[None]:
 
 @contextmanager
 def unblock_hangups() -> Iterator[None]:
-    """Within the context, SIGHUP arrives, also if it was sent before; set its handler first."""
+    """Within the context, SIGHUP arrives, even if it was sent earlier; set a handler for it first."""
     _change_mask(signal.SIG_UNBLOCK)
     try:
         yield

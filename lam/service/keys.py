@@ -35,7 +35,7 @@ def right_for(method: str, path: str) -> Right:
 
 
 class Keys:
-    """Keys, as hashes, and their rights. A key that no header can hold raises a `ValueError` without the key."""
+    """Hashes and rights of keys. A key that no header can hold raises a `ValueError`, which does not quote the key."""
 
     def __init__(self, rights: Mapping[str, Right]) -> None:
         for key in rights:

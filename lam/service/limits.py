@@ -58,8 +58,8 @@ class Limits:
     """An ASGI application that checks every request and passes it to the run in its path.
 
     Args:
-        keys: a request needs a key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two
-            health checks. Without keys, the host in a request must be this machine.
+        keys: all requests except for the page and the two health checks need a key, as `Authorization: Bearer KEY` or
+            `X-API-Key: KEY`. Without keys, the host in a request must be this machine.
         spans: opens spans of OpenTelemetry, if given.
     """
 
@@ -80,7 +80,7 @@ class Limits:
         self._second, self._cheap = 0, Counter[object]()
 
     def on_full_memory(self, give_up: Callable[[], object]) -> None:
-        """Set the function to call when memory is full, which drops a client that does not read its answer."""
+        """Set the function to call when memory is full; it drops a client that does not read its answer."""
         self._make_room = give_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -60,7 +60,7 @@ class Query:
 class Part:
     """The part of the gallery that passes a filter.
 
-    `base` is the calibration of the whole gallery. `calibration` is None if the part cannot bound false accepts.
+    `base` calibrates the whole gallery, `calibration` the part; None if the part's false accepts cannot be bounded.
     """
 
     matching: Matching

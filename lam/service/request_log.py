@@ -1,4 +1,4 @@
-"""The log of requests, as JSON lines without content of requests, keys, item ids or labels."""
+"""The log of requests, as JSON lines without keys, item ids, labels, and contents of requests."""
 
 import json
 import logging

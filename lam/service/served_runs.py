@@ -36,7 +36,7 @@ class ServedRuns:
             raise
 
     async def reload(self, name: str) -> Engine:
-        """Open the run to which the folder now leads, or read the same run's calibration again; returns the engine.
+        """The engine of the run to which the folder now leads; for the same run, only the calibration is read again.
 
         If reading fails, a `ValueError` or an `OSError` says why, and the old run or calibration stays.
         """

@@ -9,11 +9,11 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Limits of the service, its keys and its logs; limits in `_seconds` are times in seconds.
+    """Limits of the service, its keys and its logs. `max_...` are greatest numbers, `..._seconds` times in seconds.
 
     Attributes:
         max_body: bytes of a body.
-        max_json: bytes of a JSON body without its images, plus 32 for each dimension of an embedding.
+        max_json: bytes of a JSON body without its images; 32 more are allowed for each dimension of an embedding.
         max_batch: queries or items of one batch.
         max_batch_json: bytes of a batch without its images.
         max_held: bytes of all bodies and unread answers in memory.

@@ -37,7 +37,7 @@ _NOW: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 @contextmanager
 def traced(headers: Mapping[bytes, bytes], spans: "Spans | None" = None) -> Iterator[Trace]:
-    """Trace a request within the context; a short, plain id in its `headers` (names in lower case) becomes its id."""
+    """Trace a request within the context. A short, plain id in `headers` (names in lower case) becomes the trace id."""
     sent = headers.get(HEADER.lower().encode(), b"")
     trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16), spans)
     token = _NOW.set(trace)

@@ -1,9 +1,9 @@
-"""`Watch` tests on queries and feedback whether the promised error rates hold, and gives each answer an id.
+"""`Watch` tests, by queries and feedback, whether the promised error rates hold, and gives each answer an id.
 
 The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, and the ids of judged answers.
-Answers are not stored: the id of an answer holds its time, its decision and the first hit's label, signed by HMAC. The
-tests are written with each feedback, and every few seconds while queries arrive. A killed service forgets the queries
-of the last seconds, but no acknowledged feedback.
+Answers are not stored: the id of an answer holds its time, its decision and a hash of the first hit's label, signed by
+HMAC. The tests are written with each feedback, and every few seconds while queries arrive. A killed service forgets the
+queries of the last seconds, but no acknowledged feedback.
 """
 
 import base64
@@ -65,7 +65,7 @@ class Feedback:
 
 
 class Watch:
-    """The tests of a promise, stored in a folder. One thread may call `count` while another calls a different method.
+    """The tests of a promise, stored in a folder. One thread may call `count` while another thread calls other methods.
 
     Args:
         folder: created if it is missing; None keeps the watch in memory, for a replica.

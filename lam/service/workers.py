@@ -28,7 +28,7 @@ class Worker(Generic[Job, Result]):
     """A thread that does jobs in batches; after an unexpected error, it refuses the batch and starts over.
 
     Args:
-        work: function from a batch of jobs to a result, or an exception, for each.
+        work: returns a result or an exception for each job of a batch.
         queue: greatest number of waiting jobs.
         batch: greatest number of jobs in a batch.
         wait: seconds for which a batch waits for more jobs.
@@ -174,7 +174,7 @@ def _mean_without_longest(seconds: Collection[float]) -> float:
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
-    """Refuse a request as `busy` if jobs wait, and more than `patience` seconds of work are before the request.
+    """Refuse a request as `busy` if jobs wait and the work before the request takes more than `patience` seconds.
 
     The request visits the workers in this order. Jobs before it at one worker are before it at later workers, too.
     """

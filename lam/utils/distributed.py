@@ -1,6 +1,6 @@
 """Ranks, broadcasts, sums, gathers and shards for the processes that torchrun starts.
 
-In a single process, broadcasts, sums and gathers change nothing. `lam.training` chooses devices and averages gradients.
+In a single process, broadcasts and sums change nothing. `lam.training` chooses devices and averages gradients.
 """
 
 import atexit
@@ -160,7 +160,7 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     each process reads all batches.
 
     Returns:
-        The loader's first batch, or None if the loader is empty, and the batches of this process.
+        The loader's first batch (None if the loader is empty), and the batches of this process.
 
     Raises:
         ValueError: If the loader has a `DistributedSampler`.

@@ -225,7 +225,7 @@ class FolderFormat:
 
 
 def read_shapes(path: str | Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file on the meta device: only shapes and types, read from its header."""
+    """Tensors on the meta device with the shapes in a safetensors file: float32 for floating point, else int64."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
@@ -270,7 +270,7 @@ def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True
     Args:
         folder: a folder that `seal` closed.
         names: files that the manifest must hold.
-        others: whether to check all files in the manifest, or only those in `names`.
+        others: whether to check all files in the manifest, not only `names`.
 
     Raises:
         CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.

@@ -26,7 +26,7 @@ def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
         command: the command whose `--help` lists the settings, for errors.
 
     Raises:
-        ValueError: for an argument without a name, without a value, or with invalid YAML.
+        ValueError: for an argument without `--`, without a value, or with invalid YAML.
     """
     name, equals, value = argument.removeprefix("--").partition("=")
     if not argument.startswith("--"):

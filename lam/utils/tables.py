@@ -66,11 +66,11 @@ class Table:
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
         """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
-        The first line of a CSV file names its columns; a line such as `sep=;` may come before it. The separator is a
-        comma, semicolon, tab or bar, whichever fits the first lines; a `Note` names the separator unless it is a comma.
+        The first line of a CSV file names its columns; a line such as `sep=;` may come before it. By default, the
+        separator is a comma, semicolon, tab or bar, whichever fits the first lines; a `Note` names it, except a comma.
         Blanks around values, empty lines, and final rows without a value are skipped. A JSON file holds a list of
-        objects, or tasks of Label Studio (`lam.utils.tasks`). A JSON Lines file holds an object in each line. Of an
-        .xlsx workbook, the first sheet is read. Workbooks and Parquet files (.parquet) need the extra `tables`.
+        objects, or tasks of Label Studio (`lam.utils.tasks`). A JSON Lines file holds an object in each line. An .xlsx
+        workbook gives its first sheet. Workbooks and Parquet files (.parquet) need the extra `tables`.
 
         Args:
             needed: columns that the file must have.

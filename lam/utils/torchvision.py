@@ -6,7 +6,7 @@ exist". Networks, transforms and data sets do not call operators, so a declarati
 just before this registration. If the extension has loaded, lam declares nothing, because a second declaration would
 break a sound install. Declared operators, such as `torchvision.ops.nms`, raise an error when they are called.
 
-`import lam` does not import torchvision. lam waits for this import, also by libraries such as timm and transformers.
+`import lam` does not import torchvision; it watches for this import, also by libraries such as timm and transformers.
 """
 
 import sys

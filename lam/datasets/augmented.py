@@ -54,7 +54,6 @@ class Augmented(Dataset):
 
     Args:
         dataset: a data set of images; labels, targets, classes and size are kept.
-        options: options of the crops and flips.
 
     Example:
         >>> from lam.datasets import TensorImages

@@ -71,7 +71,6 @@ class TwoViews(_ViewsOfImages):
 
     Args:
         dataset: images with values in about [0, 1], or standardised; labels and augmentation are ignored.
-        options: options of the views.
 
     Example:
         >>> from lam.datasets import TensorImages

@@ -40,18 +40,18 @@ _START = 16.0, 32.0  # κ̂ before training where κ is infinite
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Networks learn, with each loss, the posteriors vMF(μ(x), κ(x)) of a process from pairs of inputs x.
+    """Each loss trains networks μ̂(x) and κ̂(x) to estimate a process's posteriors vMF(μ(x), κ(x)) from pairs of inputs.
 
-    Inputs are uniform in the unit cube, and random networks give the true μ(x) and κ(x). Let z and z⁺ be random latents
-    of two inputs. The second input becomes a positive of the first with probability e^(κ_pos (z·z⁺ − 1)); negatives are
-    random inputs. So MCInfoNCE with many samples and negatives is minimal at the truth. The learned κ̂ starts in the
-    range of κ. MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the second, the best order in the source;
-    other losses learn both at once. Losses leave the rotation of latents open, so cosines of pairs are compared.
+    Inputs x are uniform in the unit cube, and random networks give the true μ and κ. Let z and z⁺ be random latents of
+    two inputs. The second input becomes a positive of the first with probability e^(κ_pos (z·z⁺ − 1)); negatives are
+    random inputs. So MCInfoNCE with many samples and negatives is minimal at the truth. κ̂ starts in the range of κ.
+    MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the second, the best order in the source; other losses
+    learn both at once. Losses leave the rotation of latents open, so cosines of pairs are compared.
 
     The losses assume von Mises-Fisher distributions. In a process of another `posterior`, a latent is the unit vector
-    along μ(x) plus noise in each coordinate: normal with variance 1/κ(x), or Laplace with scale 1/κ(x).
-    This κ is not comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is
-    μ(x). `infonce` learns only directions.
+    along μ(x) plus noise in each coordinate: normal with variance 1/κ(x), or Laplace with scale 1/κ(x). This κ is not
+    comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is μ(x). `infonce`
+    learns only directions.
 
     The source accepts positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
     the density's normaliser. For close latents, this probability is flat: with random negatives, κ̂ is half of κ and

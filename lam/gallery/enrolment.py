@@ -85,10 +85,9 @@ def enrol(
     """One item for each id, in the order in which ids first occur.
 
     Without `fuse`, all images of an id are copies, and the first becomes the item; warnings count items whose copies
-    differ in label or metadata.
-    With `fuse`, images of one identity have the same listed id or, without ids, the same label. The fused κ does not
-    rise with the number of images (`lam.retrieval.fuse_identities` with an error correlation of 1). Repeated images
-    count once, and the item has the metadata of its first image.
+    differ in label or metadata. With `fuse`, images of one identity have the same listed id or, without ids, the same
+    label. The fused κ does not rise with the number of images (`lam.retrieval.fuse_identities` with an error
+    correlation of 1). Repeated images count once, and the item has the metadata of its first image.
 
     Args:
         flag_below: an image with a lower κ is uncertain; with None, every image is certain.

@@ -49,8 +49,6 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     """Calibrate a finished run, save the calibration in its folder, and return it.
 
     Args:
-        run: the run's folder.
-        options: options of the calibration; None for the defaults.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -164,10 +162,7 @@ def _facts(
 
 
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
-    """The detector of new classes, fitted by a search of the gallery for each of its items.
-
-    None without a class of exactly one item, with too few or too many items, and for answers or fused images.
-    """
+    """The detector of new classes, fitted by a search for each item of the gallery; None if it cannot be fitted."""
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
         return None

@@ -25,15 +25,15 @@ class CalibrationOptions:
     """Options of calibrating a run.
 
     Attributes:
-        targets: error rates by name; missing names have default rates. If the data are too few to bound a default rate,
-            it rises to the least possible rate, with a warning.
+        targets: error rates by name; missing names have default rates. With too few data, a default rate rises to the
+            least rate that they can bound, with a warning.
         flag: score that flags a query as a stranger, from `lam.retrieval.decisions.flags.FLAGS`; by default `combined`,
             unless a single score detects strangers far better in cross-validation (see `OodDetector.best`).
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
         gallery: `index` searches the labelled items of the run's gallery; `held-out` searches one half of the
-            calibration data. The default is `index`. If the gallery holds no class of the validation split, or if it
-            holds places, one half of this split replaces an equal number of gallery items, with a note.
+            calibration data. The default is `index`. If the gallery then holds places, or no class of the validation
+            split, half of this split replaces as many gallery items, with a note.
         folder: a folder of fresh images in class sub-folders, or a table of texts with labels or answers; by default
             the validation split.
         strangers: a folder or table of queries without a match; by default the items of held-out classes. P(known) and

@@ -142,10 +142,7 @@ def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
 def _content(
     words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = (), *, network: str | None = None
 ) -> dict[str, Any]:
-    """The settings for `words`, the arguments of `lam run`.
-
-    `method` overrides the method among the words; `network` chooses a section of `networks`.
-    """
+    """The settings for `words`, the arguments of `lam run`; `network` chooses a section of `networks`."""
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
         raise ValueError(unknown_setting(rest[1], COMMAND))

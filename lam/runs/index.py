@@ -37,7 +37,6 @@ def index_images(
     κ are uncertain.
 
     Args:
-        run: the run's folder.
         source: a folder of images, with or without class sub-folders; a table of images (`lam.gallery.image_list`) or,
             for a run on texts, of texts; or a sequence of shard files (`lam.gallery.shards`).
         columns: columns of a table of texts; by default the run's columns, or the default names of `Columns`.

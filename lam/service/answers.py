@@ -334,10 +334,7 @@ def _fields(decisions: SearchDecisions, min_probability: float) -> dict[str, Any
 
 
 def _accept_points(calibration: Calibration) -> list[float]:
-    """At most `_POINTS` rising thresholds for the curve of false-accept rate and recall, with the present threshold.
-
-    At half of them, the rate falls from 1/2 by a constant factor; at the other half, recall falls in equal steps.
-    """
+    """At most `_POINTS` rising thresholds: half by false-accept rate (log scale), half by recall, and the present."""
     scores, right = calibration.false_accepts.scores.double(), calibration.acceptances[0].right_hits
     right, half = right[right.isfinite()], _POINTS // 4
     by_rate = len(scores) - torch.logspace(0, math.log10(max(1, len(scores) / 2)), half, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Checks host, key, size and deadline of every request before its route runs; adds headers to answers; logs them.
+"""Checks host, key, size and deadline of every request before its route runs; adds headers to answers; logs requests.
 
 The whole body is read here, so routes never wait for a client. FastAPI limits neither the size nor the time of a body.
 `lam.service.connections` has the deadlines for sending headers and for reading an answer.
@@ -275,10 +275,7 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends the answer to one request, with the headers in `HEADERS` and `added`; later errors are not sent.
-
-    `hold(n)` adds n bytes to the memory in use; n is negative once the bytes are sent.
-    """
+    """Sends an answer with the headers in `HEADERS` and `added`; `hold(n)` adds n bytes to the memory in use."""
 
     def __init__(self, send: Send, hold: Callable[[int], None], added: Mapping[str, str]) -> None:
         self._send, self._hold, self.added = send, hold, added

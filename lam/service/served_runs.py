@@ -18,8 +18,8 @@ _LOG = logging.getLogger(__name__)
 class ServedRuns:
     """Opened runs by name; the first is also served at the root.
 
-    A folder may be a symbolic link. If the link has changed or another folder is in this place, a reload opens the new
-    run, sends new requests to it, and closes the old run after its last answer. The new run has its own gallery.
+    A folder may be a symbolic link. If it leads to another run now, a reload opens the new run with its own gallery,
+    sends new requests to the new run, and closes the old run after its last answer.
     """
 
     def __init__(self, folders: Mapping[str, Path], open_run: Callable[[Path], Engine]) -> None:

@@ -21,7 +21,7 @@ class Spans:
 
     @contextmanager
     def request(self, headers: Mapping[bytes, bytes], facts: Mapping[str, Any]) -> Iterator[None]:
-        """Within the context, open a span for a request below the client's span; `facts` describe it at the end."""
+        """Within the context, a request has a span below the client's span; at the end, the span gets the `facts`."""
         carried = {name.decode(): headers[name].decode("latin1") for name in _CARRIED if name in headers}
         kind = trace.SpanKind.SERVER
         with self._tracer.start_as_current_span("request", context=extract(carried), kind=kind) as span:

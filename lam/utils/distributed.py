@@ -220,8 +220,7 @@ def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ..
 class _AllGather(torch.autograd.Function):
     """All-gather with gradients, for any number of rows in each process.
 
-    `torch.distributed.nn.all_gather`, which Fabric uses, is deprecated in torch 2.13, needs the same number of rows in
-    all processes, and sums gradients in half precision.
+    `torch.distributed.nn.all_gather` is deprecated, needs equal numbers of rows, and sums gradients in half precision.
     """
 
     @staticmethod

@@ -12,8 +12,6 @@ def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
     Args:
         table: entries by name.
         kind: what the entries are, for the error.
-        name: name of the new entry.
-        entry: the class or function.
 
     Raises:
         ValueError: If another entry has the name, or the name is empty.

@@ -21,7 +21,6 @@ def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
     """Name and value of `--NAME=VALUE`. The value is text for a setting of type text, and else parsed as YAML.
 
     Args:
-        argument: an argument of the command line.
         record: the dataclass that has the setting.
         command: the command whose `--help` lists the settings, for errors.
 

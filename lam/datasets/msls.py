@@ -69,7 +69,7 @@ def splits(
         root: folder of train_val; $LAM_DATA/msls by default.
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         train_cities, validation_cities, test_cities: cities of each split.
-        subtask: the subtask that selects validation and test images; training uses all images, as the authors do.
+        subtask: the subtask that selects validation and test images; training uses all images, as in the authors' code.
         angles: whether to read the compass angle `ca`; it becomes the last column of the targets.
         allow_missing: whether missing images are left out with a warning.
     """

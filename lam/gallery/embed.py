@@ -87,7 +87,7 @@ def read_items(
 ) -> FolderImages | Texts:
     """The images of a folder (`lam.datasets.folder.read`), or the texts of a file (`lam.datasets.texts.read`).
 
-    A warning counts texts that are too long for the network, which reads only their beginning.
+    A warning counts texts that the network does not read to the end.
 
     Args:
         source: a folder; for an encoder of texts a file with these `columns`.

@@ -191,7 +191,7 @@ def embeddings_of_vectors(vectors: Sequence[bytes], kappas: Sequence[float]) -> 
 
 
 def require_dimension(items: Iterable[Item], dimension: int, path: Path) -> None:
-    """Raise a ValueError for an item of another dimension, which comes from another encoder."""
+    """Raise a ValueError for an item of another dimension, because its embedding comes from another encoder."""
     for item in items:
         if len(item.vector) != 4 * dimension:
             raise ValueError(

@@ -38,14 +38,11 @@ _UPRIGHT = {
 
 
 def open_image(path: str | Path, least: int | None = None) -> Image.Image:
-    """The first frame of an image file, turned upright (EXIF).
+    """The first frame of an image file, turned upright (EXIF), as `decode` returns it.
 
     Args:
         path: a JPEG, PNG, WebP, BMP, GIF, PPM, TIFF or AVIF file, or HEIC with the extra `heic`.
         least: see `decode`.
-
-    Returns:
-        See `decode`.
 
     Raises:
         ValueError: if the file is missing, damaged or no image, or needs an extra that is not installed. Also for a

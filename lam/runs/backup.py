@@ -51,7 +51,7 @@ class Backup:
 
 
 def back_up(run: str | Path, folder: str | Path) -> Backup:
-    """Copy a run into a new folder, which appears only once it is complete and checked.
+    """Copy a run into a new folder, which appears only after the copy is complete and checked.
 
     During the copy, a service may answer deletions with `busy`.
 

@@ -134,7 +134,7 @@ class Strangers:
 
 
 def search_known(inputs: Inputs) -> Known:
-    """Search the gallery for the labelled queries; warn of training items and gallery items among them."""
+    """Search the gallery for the labelled queries; warn if queries are training items or gallery items."""
     run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
     images = inputs.held_out()
     replaces_half, places = False, None

@@ -28,7 +28,7 @@ class Run:
 
     Raises:
         ValueError: if the folder is not a run or the run did not finish.
-        CorruptFileError: naming the file that is missing, truncated or altered; every property raises it too.
+        CorruptFileError: naming the file that is missing, truncated or altered; also raised by properties.
     """
 
     def __init__(self, folder: str | Path) -> None:

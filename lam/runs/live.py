@@ -21,7 +21,7 @@ EVERY = 100
 
 
 class LiveQueries:
-    """A uniform sample of all queries, which continues an earlier sample.
+    """A uniform random sample of all queries. It continues the earlier sample in the run's folder.
 
     Once a sample has dropped queries, a larger `size` has no effect, because later queries would be over-represented.
 
@@ -48,7 +48,7 @@ class LiveQueries:
             self._kept = [(embeddings[row : row + 1], features[row : row + 1]) for row in rows]
 
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:
-        """Count a query and add it; in a full sample, it replaces a random query with probability size/seen."""
+        """Count a query and add it; in a full sample, the query replaces a random one with probability size/seen."""
         self.seen += 1
         if len(self._kept) < self._size:
             self._kept.append((embedding, features))

@@ -49,8 +49,8 @@ def _package(entry: EntryPoint) -> str:
 def load_file(path: str | Path) -> None:
     """Execute a Python file once, as a module with the file's name; the file may register networks, losses and so on.
 
-    Its folder is added to the end of `sys.path`, so that the file can import its neighbours, and processes that read
-    data can import the file.
+    The file's folder is added to the end of `sys.path`. The file can then import its neighbours, and processes that
+    read data can import the file.
 
     Example:
         >>> import tempfile

@@ -244,7 +244,7 @@ class Evaluator:
         return evaluation, corrupted, metrics
 
     def _unseen(self, encoder: Encoder, strangers: Dataset | None) -> dict[str, float | int | None]:
-        """Recall@1 of searches among items of held-out classes, and how well scores detect its wrong answers."""
+        """Recall@1 of searches among items of held-out classes, and how well scores detect wrong answers."""
         count = self.config.evaluation.unseen
         if strangers is None or not count:
             return {}

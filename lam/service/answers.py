@@ -151,7 +151,7 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> SearchResponse:
-        """`answer` with groups instead of hits; items with the label of its first hit are accepted if it is a `match`.
+        """`answer` with groups instead of hits; for a `match`, items with the label of its first hit are accepted.
 
         `answer` must hold its first hit. Items that were deleted since the search are left out.
         """

@@ -42,7 +42,7 @@ class OpenConnections:
         return len(self._open)
 
     def add(self, new: "Connection") -> bool:
-        """Count a new connection; False if it is refused. A refused one is closed if many refused ones are open."""
+        """Count a new connection; False if it is refused. If many refused ones are open, it is closed at once."""
         room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
         if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)

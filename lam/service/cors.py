@@ -21,7 +21,7 @@ def check_origin(origin: str) -> None:
 
 
 def cors_headers(origins: Iterable[str], headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Headers of an answer to a page of one of these origins; `headers` of the request have names in lower case."""
+    """Headers of an answer to a page of one of the `origins`; `headers` are the request's, with names in lower case."""
     if not origins:
         return {}
     origin = headers.get(b"origin", b"").decode("latin1")

@@ -18,8 +18,8 @@ _LOG = logging.getLogger(__name__)
 class ServedRuns:
     """Opened runs by name; the first is also served at the root.
 
-    A folder may be a symbolic link. If it leads to another run now, a reload opens the new run with its own gallery,
-    sends new requests to the new run, and closes the old run after its last answer.
+    A folder may be a symbolic link. If the path leads to another run now, a reload opens the new run with its own
+    gallery, sends new requests to the new run, and closes the old run after its last answer.
     """
 
     def __init__(self, folders: Mapping[str, Path], open_run: Callable[[Path], Engine]) -> None:

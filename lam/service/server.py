@@ -53,7 +53,7 @@ def serve(
     replica: bool = False,
     settings: ServiceSettings | None = None,
 ) -> None:
-    """Serve runs until SIGTERM or SIGINT, then finish open requests; on SIGHUP, reload them (see `ServedRuns`).
+    """Serve runs until SIGTERM or SIGINT, then finish open requests; SIGHUP reloads the runs (see `ServedRuns`).
 
     Args:
         runs: a run's folder, or folders by name. Each run is served under `/runs/NAME/`, the first also at the root.

@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry: one for each request, and one for each of its stages.
 
-`opentelemetry-instrument lam serve RUN --traces` sets up an SDK, which exports spans; without an SDK, they are lost.
+`opentelemetry-instrument lam serve RUN --traces` sets up an SDK that exports spans; without an SDK, spans are lost.
 """
 
 from collections.abc import Iterator, Mapping

@@ -47,7 +47,7 @@ def join() -> None:
 def leave() -> None:
     """Leave the other processes, if this one has joined them; also called when the process ends.
 
-    This ends gloo's threads: a thread that releases a tensor while the interpreter shuts down aborts the process.
+    This ends gloo's threads. Otherwise, a thread that releases a tensor at the interpreter's end aborts the process.
     """
     if dist.is_initialized():
         gc.collect()  # a DistributedDataParallel left over would end the group before its threads have finished

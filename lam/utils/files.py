@@ -58,7 +58,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def check_output(path: str | Path) -> None:
-    """Raise a `ValueError` if no file can be written at a path: it is a folder, or its folder is missing."""
+    """Raise a `ValueError` if a path is a folder, or if its folder is missing or cannot be written."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the path of the file to write")

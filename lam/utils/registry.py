@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
-    """Enter a class or function into a table; entering it twice does nothing.
+    """Enter a class or function into a table; entering the same one again has no effect.
 
     Args:
         table: entries by name.

@@ -9,7 +9,7 @@ import yaml
 
 
 def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """The dotted name and the field of every setting of a dataclass and its sections, which are dataclasses, too."""
+    """The dotted name and the field of each setting of a dataclass, and of its sections, the nested dataclasses."""
     for setting in fields(record):
         if is_dataclass(setting.type):
             yield from settings_of(setting.type, f"{prefix}{setting.name}.")

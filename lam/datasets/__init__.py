@@ -83,7 +83,7 @@ def load(
         seed: seed of every random choice.
         preprocessing: a `Preprocessing` of images, or a dict of the fields that differ from ImageNet's preprocessing,
             such as {"size": 32}. Each data set has its default.
-        options: arguments of the data set's loader. For cub200 and cars196, this is `HalvedClasses.splits` in
+        options: arguments of the data set's loader: for cub200 and cars196, `HalvedClasses.splits` in
             `lam.datasets.published`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
             `lam.datasets.small_images`; for clinc150 and banking77, a function in `lam.datasets.intents`; for others,
             `splits` in the module of the same name. For texts, options are fields of `lam.datasets.texts.TextOptions`.

@@ -38,7 +38,7 @@ def embed_items(
 ) -> EmbeddedItems:
     """Embed the images of a folder, with or without class sub-folders, or the texts of a file.
 
-    If a file holds questions and answers, the answers are embedded. A warning counts texts that are too long.
+    If a file holds questions and answers, the answers are embedded. A warning counts texts that are cut.
 
     Args:
         source: a folder; for an encoder of texts a table, see `Table.read`.

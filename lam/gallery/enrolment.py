@@ -95,8 +95,8 @@ def enrol(
         fuse: whether the images of one identity become one item.
 
     Raises:
-        ValueError: if no image is left; for embeddings that an index cannot hold; with `fuse`, for an image without an
-            id and a label, or an id with several labels; without `fuse`, for different contents with one listed id.
+        ValueError: if no image is left; for embeddings that an index cannot hold; with `fuse`, for an image that has
+            neither id nor label, or an id with several labels; without `fuse`, for different contents of one listed id.
     """
     kappa = embeddings.kappa.tolist()
     is_uncertain = [flag_below is not None and value < flag_below for value in kappa]

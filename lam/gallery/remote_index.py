@@ -1,4 +1,4 @@
-"""A Milvus collection that follows the store; a circuit breaker spares changes the wait for a failed server.
+"""A Milvus collection that follows the store; with a circuit breaker, changes do not wait for a failed server.
 
 While the circuit is closed, searches and changes go to the server. An error or time-out opens the circuit: searches are
 then refused at once, and changes go to the store only. A thread tries the server at intervals. When the server answers,

@@ -40,7 +40,7 @@ class Snapshot:
 
     @classmethod
     def read(cls, folder: str | Path, dimension: int) -> "Snapshot":
-        """The checked items of a gallery; another process may write to the gallery meanwhile.
+        """The checked items of a gallery, even if another process writes to the gallery.
 
         Reading takes about a second; meanwhile the other process may refuse a deletion as `busy`.
 

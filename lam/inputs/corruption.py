@@ -54,7 +54,8 @@ def corrupt(
 
     As published, `brightness` raises the lightest channel (the value of HSV) and keeps the ratios of the channels. Grey
     pixels have the hue of red, so severities 4 and 5 of `saturate` make them redder; severities 1 and 2 weaken colours.
-    `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not change pixels more at each step.
+    Not every severity of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` changes the pixels
+    more than the severity before.
 
     Source: Hendrycks and Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
     perturbations", and their published code for CIFAR-10-C.

@@ -67,8 +67,8 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         """Write the repository with options of `ModelHubMixin.save_pretrained`. A different card stays, with a warning.
 
         Raises:
-            ValueError: without a calibration if the folder holds another one, or for a metric that is neither finite
-                nor None. The folder then stays as it was.
+            ValueError: if the folder holds a calibration and this encoder has none, or for a metric that is neither
+                finite nor None. The folder then stays as it was.
         """
         folder = Path(save_directory)
         if self.calibration is None and (folder / FOLDER).exists():  # the mixin's method first deletes config.json

@@ -1,4 +1,4 @@
-"""scikit-learn: an outlier detector and transformer over the directions of features, with a promised rate.
+"""scikit-learn: an outlier detector and transformer over the directions of features, with a bound on false flags.
 
 Features are embeddings or activations of a network: only the direction of a row counts. The direction means nothing if
 columns have different units; then scale the columns first, or take another detector.

@@ -91,7 +91,7 @@ def stored_items_with_half(
     *,
     places: Float64[Tensor, "G _"] | None = None,
 ) -> Searchable:
-    """The run's items, some of them replaced by `images`: by their database, or by one half. A `Note` reports this.
+    """The run's items, some of them replaced by the database of `images`, or by half of them. A `Note` reports this.
 
     `places` are the targets of the items (`stored_places`); None for items with labels.
     """

@@ -4,8 +4,8 @@
     configs/data/DATA.yaml       a data set, its network and training
     configs/paper/DATA.yaml      the authors' settings on a data set
 
-The arguments `DATA METHOD` read these files in order, the last one only with `--paper`. Later files override earlier
-ones. In a file, the section `methods` holds settings for each method, which override the other settings of the file.
+`lam run DATA METHOD` reads these files in order, the last one only with `--paper`. Later files override earlier ones.
+In a file, the section `methods` holds settings for each method, which override the other settings of the file.
 With `--paper`, the section `methods` of the authors' file replaces the data set's section.
 
 The section `networks` holds settings for each network. The first installed network of this section replaces the file's

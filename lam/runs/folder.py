@@ -116,8 +116,8 @@ def open_for_writing(
 ) -> Iterator[None]:
     """Start or continue a run in a folder. Within the context, rank zero locks the folder against other processes.
 
-    Writes the settings, the gallery's kind, and the fingerprints of all `parts`. Rejects changed fingerprints, because
-    on other data the run could test on training items.
+    A new run's settings, gallery kind, and fingerprints of all `parts` are written. Changed fingerprints are rejected,
+    because on changed data the run could test on training items.
     """
     with ExitStack() as stack:
         distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_open(folder, settings, parts, splits)))

@@ -37,8 +37,8 @@ def index_images(
     κ are uncertain.
 
     Args:
-        source: a folder of images, with or without class sub-folders; a table of images (`lam.gallery.image_list`) or,
-            for a run on texts, of texts; or a sequence of shard files (`lam.gallery.shards`).
+        source: a folder of images, with or without class sub-folders; a table of images (`lam.gallery.image_list`); a
+            table of texts, for a run on texts; or a sequence of shard files (`lam.gallery.shards`).
         columns: columns of a table of texts; by default the run's columns, or the default names of `Columns`.
         factory: the FAISS index type, such as `HNSW32`.
         fuse: whether images of one identity become one item; see `lam.gallery.enrolment.enrol`.

@@ -91,7 +91,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
     Raises:
         ValueError: for settings out of range, data that are unreadable, too few or unsuited to the network, or a folder
-            with a run of other settings or data. Then only a list of damaged image files is written.
+            with a run of other settings or data. Nothing is written then, except a list of damaged files.
         CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
     plan, folder, method = Plan(config), config.folder, config.method

@@ -60,7 +60,7 @@ class Query:
 class Part:
     """The part of the gallery that passes a filter.
 
-    `base` calibrates the whole gallery, `calibration` the part; None if the part's false accepts cannot be bounded.
+    `base` is for the whole gallery, `calibration` for the part; it is None if the part's false accepts have no bound.
     """
 
     matching: Matching

@@ -18,7 +18,7 @@ def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]
 
 
 def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
-    """Name and value of `--NAME=VALUE`. The value is text for a setting of type text, and else parsed as YAML.
+    """Name and value of `--NAME=VALUE`. The value is parsed as YAML, unless the setting is of type text.
 
     Args:
         record: the dataclass that has the setting.

@@ -93,7 +93,6 @@ def carve_missing(
     Args:
         parts: splits by name, at least `train`.
         validation, test: fractions of `train`, between 0 and 1, for a missing split.
-        seed: seed of the draw.
         source: name of the data in errors.
         by_class: whether drawn splits may get whole classes or pairs; False for questions, which match only answers.
     """

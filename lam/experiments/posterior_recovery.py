@@ -195,7 +195,6 @@ class Posteriors(nn.Module):
         latent: D of the latents.
         of_mean: widths of the hidden layers for μ.
         of_kappa: widths of the hidden layers for r.
-        generator: source of the random weights.
         shared: whether r takes the output of μ's network, before normalisation, instead of the inputs.
     """
 

@@ -29,7 +29,6 @@ def decide(
         features: features of the queries; None if clients sent embeddings.
         hits: at least `N_HITS` for each query, or all items of the gallery.
         labels: Q lists of the hits' labels; the label of an unlabelled hit is empty.
-        gallery_size: number of items in the gallery.
 
     Raises:
         ValueError: as `Calibration.decide`.

@@ -105,7 +105,6 @@ class Gallery:
 
     Args:
         folder: folder of the gallery, written by a run or by `lam index`.
-        dimension: dimension of the embeddings.
         drop_corrupt: whether altered rows are deleted, instead of an error.
         index: "flat", "hnsw" or the address of a Milvus collection. By default the FAISS type from
             `lam index --factory`, else flat. The items on disk are the same for every index.

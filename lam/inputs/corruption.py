@@ -64,7 +64,6 @@ def corrupt(
         images: values in [0, 1].
         kind: one of `KINDS` or `PUBLISHED_KINDS`.
         severity: from 0 (unchanged images) to 5.
-        generator: source of random numbers.
 
     Returns:
         Images of the same shape, within [0, 1].

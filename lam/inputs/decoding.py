@@ -123,7 +123,6 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
     """Decode an opened image and turn it upright (EXIF); a large image is reduced with little extra memory.
 
     Args:
-        image: an image that Pillow opened.
         least: least length, in pixels, of a reduced image's shorter side. An image with a shorter side of at least
             twice this length is reduced by a whole factor. None for no reduction.
 

@@ -30,7 +30,7 @@ from lam.utils.files import (
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 DAMAGED = "damaged.csv"
 WATCH = "watch"
-"""Folder with the feedback to a service, and the tests of its promised rates."""
+"""Folder with the tests of a service's promised rates, and the ids of judged answers."""
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"

@@ -48,7 +48,6 @@ class Engine:
     If too many requests wait, or an answer takes too long, the engine's coroutines raise a `Refusal` of kind `busy`.
 
     Args:
-        run: the run's folder.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         replica: whether another process serves the run, and this one only reads it; see `lam.gallery.replica.Replica`.
         threads: threads of torch for the network, and of FAISS for a search; other work gets one thread. None keeps

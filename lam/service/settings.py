@@ -26,7 +26,7 @@ class ServiceSettings:
         header_seconds: until a connection has sent the headers of its next request.
         body_seconds: until a request has sent its body.
         write_seconds: until a client has read an answer, counted from its first pause in reading.
-        answer_seconds: until the answer, counted from the end of the request.
+        answer_seconds: for waiting and work at one worker; a slower request is refused.
         linger_seconds: for reading and dropping the rest of a refused body, so that the refusal arrives.
         batch_seconds: how long the service waits for more requests to compute together.
         batch: requests that are computed together.

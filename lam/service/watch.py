@@ -142,7 +142,7 @@ class Watch:
     def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
         """Count a query, and return the answer's id, the state of the promises, and whether to call `write` now.
 
-        Only searches of the whole gallery count. `cosine` and `label` are of the first hit (−1 and empty without a hit).
+        Only searches of the whole gallery count. `cosine` and `label` are of the first hit (−1 and empty without hits).
         """
         promise = self._promise
         if promise is None:

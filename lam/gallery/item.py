@@ -16,8 +16,8 @@ from lam.gallery.refusal import Refusal
 from lam.utils.files import sha256_of
 
 ID_RULE = (
-    "1 to 128 letters, marks on them, digits, spaces or ._:@+=-, with no space at an end; or several such parts joined "
-    "by /, none of them . or .., the last neither search nor thumbnail"
+    "1 to 128 letters, marks on them, digits, spaces or .,_:@+=~&'!()[]-, with no space at an end; or several such "
+    "parts joined by /, none of them . or .., the last neither search nor thumbnail"
 )
 _MAX_ID = 128
 MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
@@ -31,7 +31,7 @@ _TYPES = (
 )  # of the columns  # fmt: skip
 _HEAD = struct.Struct("<dqdd???9q")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; tabs and line breaks pass
-_PART = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]+(?<! )")
+_PART = re.compile(r"(?!\.{1,2}$)(?! )[\w .,:@+=~&'!()\[\]-]+(?<! )")
 _ENDS = ("search", "thumbnail")  # last parts of the addresses below an item's address
 
 

@@ -105,7 +105,7 @@ def test_items_are_listed_in_pages(client: TestClient) -> None:
     assert seen == sorted(seen)
 
 
-@pytest.mark.parametrize("identity", ["José García", "東 3", "a:b@c+d=e", "4_2.-"])
+@pytest.mark.parametrize("identity", ["José García", "東 3", "a:b@c+d=e", "4_2.-", "IMG (1).JPG", "O'Brien & [co], ~!"])
 def test_ids_are_names_as_people_have_them(client: TestClient, png: bytes, identity: str) -> None:
     added = client.post("/v1/items", params={"id": identity}, content=png, headers=PNG)
     assert (added.status_code, added.json()["id"]) == (201, identity)

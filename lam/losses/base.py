@@ -55,8 +55,8 @@ class Loss(ABC):
         return loss
 
     def __repr__(self) -> str:
-        """Class and settings; a checkpoint names its loss by this text, so it holds no memory address."""
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        """Class and settings; a checkpoint names its loss by this text, without memory addresses."""
+        return f"{type(self).__name__}({_as_text(vars(self))})"
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
@@ -123,6 +123,10 @@ class TrainableLoss(Loss, nn.Module):
     def __repr__(self) -> str:
         return nn.Module.__repr__(self)
 
+    def extra_repr(self) -> str:
+        """Settings: all attributes except modules, parameters and buffers."""
+        return _as_text({name: value for name, value in vars(self).items() if name not in vars(nn.Module())})
+
 
 @dataclass(frozen=True)
 class TemperatureLoss(Loss):
@@ -141,6 +145,10 @@ class TemperatureLoss(Loss):
         if self.temperature is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise ValueError(f"{type(self).__name__} needs a positive temperature, got None: give one")
         check_positive("temperature", self.temperature)
+
+
+def _as_text(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
 def margin_of(loss: Loss) -> float | None:

@@ -13,6 +13,7 @@ import copy
 import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -314,7 +315,8 @@ class Loop:
             **{name: _fingerprint_of(self.dataset, name) for name in ("labels", "targets")},
             "network": f"{type(self.network).__name__} of shapes {_fingerprint(shapes)}",
         }
-        return json.loads(json.dumps(resume_key, default=methodcaller("item")))  # numbers of NumPy become plain numbers
+        text = json.dumps(resume_key, default=methodcaller("item"))  # numbers of NumPy become plain numbers
+        return json.loads(re.sub(" at 0x[0-9a-f]+", "", text))  # another process has other memory addresses
 
 
 def _flatten(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:

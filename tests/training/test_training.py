@@ -369,12 +369,28 @@ class Attraction(losses.Loss):
         return -(self.scale * pairs.positive * (embeddings @ embeddings.T)).mean()
 
 
-def test_a_loss_of_ones_own_is_resumed_unless_its_settings_changed(tmp_path: Path) -> None:
-    first, same_settings = Attraction(1.0), Attraction(1.0)
+class AttractionBy(Attraction):
+    def __init__(self, scale: float) -> None:
+        super().__init__(scale)
+        self.by = lambda cosines: cosines  # another function in each process
+
+
+class TrainableAttraction(losses.TrainableLoss):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.shift = scale, torch.nn.Parameter(torch.zeros(3))
+
+    def _compute(self, embeddings: Tensor, pairs: Any) -> Tensor:
+        return Attraction(self.scale)(embeddings + self.shift, pairs)
+
+
+@pytest.mark.parametrize("kind", [Attraction, AttractionBy, TrainableAttraction])
+def test_a_loss_of_ones_own_is_resumed_unless_its_settings_changed(tmp_path: Path, kind: Any) -> None:
+    first, same_settings = kind(1.0), kind(1.0)
     fit(network(), loss=first, epochs=1, folder=tmp_path)
     assert len(fit(network(), loss=same_settings, folder=tmp_path).losses) == 2
-    with pytest.raises(ValueError, match=r"other settings: loss 'Attraction\(scale=1.0\)'"):
-        fit(network(), loss=Attraction(2.0), folder=tmp_path)
+    with pytest.raises(ValueError, match=rf"other settings: loss '{kind.__name__}\([^']*scale=1.0"):
+        fit(network(), loss=kind(2.0), folder=tmp_path)
 
 
 def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:

@@ -79,6 +79,21 @@ def integers(name: str, values: Any) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
+def booleans(name: str, values: Tensor) -> Tensor:
+    """A tensor of booleans, or of the numbers 0 and 1, as booleans.
+
+    Without it, `~values` of integers would be −1 and −2, and `scores[values]` would take items 0 and 1.
+
+    Raises:
+        ValueError: If a value is another number, or `values` is no tensor.
+    """
+    check_tensor(name, values)
+    truth = values.bool()
+    if (wrong := truth != values).any():
+        raise ValueError(f"{name} must be booleans, or 0 and 1, got {values[wrong][0].item()}")
+    return truth
+
+
 def check_length(name: str, values: Tensor, reference: str, length: int) -> None:
     """Require one value for each of `length` items; `reference` names the items."""
     check_tensor(name, values)

@@ -4,7 +4,7 @@ A search answers with its first hit if the score of this hit is above a threshol
 gallery, a non-mated search does not. Every metric depends on the gallery's size. Arguments have the same meaning in all
 functions:
 
-- score, correct: (Q,) scores of the first hits of mated searches, and whether these hits are matches.
+- score, correct: (Q,) scores of the first hits of mated searches, and whether these hits are matches (or 0 and 1).
 - mated: (Q,) the highest score of a match in each mated search.
 - non_mated: (O,) scores of the first hits of non-mated searches.
 - rate, fpir, far: greatest share of non-mated searches with a first hit above the threshold, in (0, 1).
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import count_at_thresholds
-from lam.utils.checks import check_length, check_no_nan, check_share
+from lam.utils.checks import booleans, check_length, check_no_nan, check_share
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def dir_at_far(
         >>> dir_at_far(score, correct, torch.tensor([0.1, 0.2]), far=0.1)
         0.5
     """
+    correct = booleans("correct", correct)
     check_length("correct", correct, "the scores", len(score))
     check_no_nan("score", score)
     threshold = threshold_at(non_mated, far)
@@ -143,6 +144,7 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
         >>> oscr(torch.tensor([0.9, 0.5]), torch.tensor([True, True]), torch.tensor([0.7, 0.1]))
         0.75
     """
+    correct = booleans("correct", correct)
     check_length("correct", correct, "the scores", len(score))
     check_no_nan("score", score)
     check_no_nan("non_mated", non_mated)
@@ -169,7 +171,7 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
         >>> aurc(torch.tensor([True, False]), torch.zeros(2))
         0.5
     """
-    kept, n_wrong = count_at_thresholds(~correct, uncertainty)
+    kept, n_wrong = count_at_thresholds(~booleans("correct", correct), uncertainty)
     if len(correct) == 0:
         return float("nan")
     risk = n_wrong[1:] / kept[1:]
@@ -188,6 +190,7 @@ def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, "
         >>> recall_at_full_precision(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([True, False, True]), n_answerable=2)
         0.5
     """
+    correct = booleans("correct", correct)
     check_length("correct", correct, "the scores", len(score))
     check_no_nan("score", score)
     n_right = int(correct.sum())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lam.retrieval.index.exact import cosines_in_blocks
 from lam.retrieval.metrics.searches import Matches
-from lam.utils.checks import check_length, check_tensor, positive_integer
+from lam.utils.checks import booleans, check_length, positive_integer
 
 
 def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
@@ -151,7 +151,7 @@ def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: SupportsIndex) -> tuple[Tensor, Tensor, int]:
     """For the queries with a relevant item, the first k hits and the number of relevant items; and k."""
     k = positive_integer("k", k)
-    check_tensor("relevance", relevance)
+    relevance = booleans("relevance", relevance)
     check_length("n_relevant", n_relevant, "the queries", len(relevance))
     found = relevance.sum(1)
     if (found > n_relevant).any():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.uncertainty import count_at_thresholds, count_by_certainty
-from lam.utils.checks import check_finite, check_length, check_no_nan
+from lam.utils.checks import booleans, check_finite, check_length, check_no_nan
 
 _ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 
@@ -20,6 +20,7 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
     0.5 for a useless uncertainty, NaN if all first hits are right or all are wrong.
     """
+    correct = booleans("correct", correct)
     check_length("uncertainty", uncertainty, "the queries", len(correct))
     check_finite("uncertainty", uncertainty)
     return auroc(uncertainty[correct], uncertainty[~correct])
@@ -32,6 +33,7 @@ def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 
     Source: Mann and Whitney (1947).
     """
+    correct = booleans("correct", correct)
     check_length("uncertainty", uncertainty, "the queries", len(correct))
     check_finite("uncertainty", uncertainty)
     if _is_one_sided(correct):
@@ -59,7 +61,7 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
         >>> augrc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.2, 0.9]))
         0.0555...
     """
-    return _generalized_area(~correct, uncertainty)
+    return _generalized_area(~booleans("correct", correct), uncertainty)
 
 
 def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"]) -> float:
@@ -74,6 +76,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
         >>> scod_augrc(torch.tensor([True, False]), torch.tensor([0.1, 0.4]), torch.tensor([0.9]))
         0.1111...
     """
+    correct = booleans("correct", correct)
     check_length("inside", inside, "the known items", len(correct))
     check_no_nan("outside", outside)
     is_loss = torch.cat([~correct, torch.ones_like(outside, dtype=torch.bool)])
@@ -88,6 +91,7 @@ def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
     """
+    correct = booleans("correct", correct)
     orders = [count_by_certainty(correct, by) for by in (uncertainty, (~correct).double())]
     if _is_one_sided(correct):
         return float("nan")

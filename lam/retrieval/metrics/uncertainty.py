@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.utils.checks import check_length, check_no_nan, check_tensor
+from lam.utils.checks import booleans, check_length, check_no_nan
 
 _STEPS = 99  # f = 0, 0.01 … 0.98
 _DRAWS = 1000
@@ -81,7 +81,7 @@ def count_at_thresholds(
 
     A threshold keeps or drops a tie as a whole: T distinct uncertainties give T + 1 numbers each, float64, on the CPU.
     """
-    check_tensor("correct", selected)
+    selected = booleans("correct", selected)
     check_length("uncertainty", uncertainty, "the queries", len(selected))
     check_no_nan("uncertainty", uncertainty)
     order = uncertainty.argsort()

@@ -1,6 +1,7 @@
 """Open-set metrics against counting in double loops, and at their edges."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from lam.retrieval.metrics.open_set import (
     threshold_at,
     tpir_at_fpir,
 )
+from lam.retrieval.metrics.ranking import recall_at_k
 from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
+from lam.retrieval.metrics.uncertainty import ausc
 
 NONE = torch.empty(0)
 NOBODY = torch.empty(0, dtype=torch.bool)
@@ -137,6 +141,31 @@ def test_what_is_refused() -> None:
         dir_at_far(score, correct, non_mated, far=0.0)
     with pytest.raises(ValueError, match="n_answerable must be from the"):
         recall_at_full_precision(score, correct, n_answerable=3)
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        aurc,
+        ausc,
+        augrc,
+        r_auroc,
+        mann_whitney_p,
+        abstention_nauc,
+        lambda correct, score: oscr(score, correct, score / 2),
+        lambda correct, score: dir_at_far(score, correct, score / 2, far=0.1),
+        lambda correct, score: scod_augrc(correct, score, score / 2),
+        lambda correct, score: recall_at_full_precision(score, correct, n_answerable=len(score)),
+        lambda correct, score: recall_at_k(correct[:, None], correct, k=1),
+    ],
+)
+def test_zeros_and_ones_count_as_booleans_and_other_numbers_are_refused(metric: Any, dtype: torch.dtype) -> None:
+    score, correct, _ = _scores(0)
+    assert metric(correct.to(dtype), score) == metric(correct, score)
+    with pytest.raises(ValueError, match=r"must be booleans, or 0 and 1, got [23]"):
+        metric(correct.to(dtype) + 2, score)
 
 
 def test_all_metrics_say_how_large_the_gallery_was() -> None:

@@ -28,7 +28,8 @@ def rank(
         k: number of neighbours, at least 1; all candidates if there are fewer.
 
     Returns:
-        (Q, K) indices into the gallery, best first, and their (Q, K) cosines (higher is better).
+        (Q, K) indices into the gallery, best first, and their (Q, K) cosines (higher is better), in the type of the
+        queries, or for integers in torch's default type.
 
     Raises:
         ValueError: for k below 1, different dimensions, or a row that is zero or not finite.
@@ -42,11 +43,16 @@ def rank(
     unit_queries, unit_gallery = _unit(queries, gallery)
     k = min(k, len(unit_gallery) - (gallery is None))
     if k < 1 or len(queries) == 0:
-        empty = queries.new_empty(len(queries), max(k, 0))
+        empty = queries.new_empty(len(queries), max(k, 0), dtype=_float_of(queries))
         return empty.long(), empty
     parts = [_top(cosines, k) for _, cosines in _in_blocks(unit_queries, unit_gallery, gallery is None)]
     ids, scores = (torch.cat(part) for part in zip(*parts, strict=True))
-    return ids, scores.clamp(-1, 1).to(queries.dtype)
+    return ids, scores.clamp(-1, 1).to(_float_of(queries))
+
+
+def _float_of(vectors: Tensor) -> torch.dtype:
+    """The type of the vectors, or torch's default type if it is no floating-point type."""
+    return vectors.dtype if vectors.is_floating_point() else torch.get_default_dtype()
 
 
 def cosines_in_blocks(
@@ -101,7 +107,7 @@ def sampled_nearest(
     if samples.shape[1] and gallery.shape[1] - excludes_itself < 1:
         raise ValueError(f"the gallery must hold a candidate for every query, got {gallery.shape[1] - excludes_itself}")
     by_tree = samples.shape[2] <= _TREE_DIMENSION and samples.device.type == "cpu"
-    search, dtype = (_nearest_by_tree, torch.float64) if by_tree else (_nearest_by_product, samples.dtype)
+    search, dtype = (_nearest_by_tree, torch.float64) if by_tree else (_nearest_by_product, _float_of(samples))
     nearest = torch.empty(samples.shape[:2], dtype=torch.int64, device=samples.device)
     for s in range(len(samples) if samples.shape[1] else 0):
         queries = unit_rows("samples", samples[s]).to(dtype)

@@ -69,6 +69,14 @@ def test_rank_of_few(size: int, columns: int) -> None:
     assert ids.shape == scores.shape == (size, columns)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
+def test_integers_have_the_cosines_and_neighbours_of_floats(dtype: torch.dtype) -> None:
+    vectors = torch.randint(1, 9, (12, 9), generator=torch.Generator().manual_seed(0), dtype=dtype)
+    torch.testing.assert_close(unwrap(rank)(vectors, k=3), rank(vectors.float(), k=3))
+    assert unwrap(sampled_nearest)(vectors[None]).equal(sampled_nearest(vectors[None].float()))
+    assert unwrap(rank)(vectors[:0], k=3)[1].dtype == torch.float32
+
+
 def test_rank_takes_any_integer() -> None:
     queries = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(rank(queries, k=np.int32(2))[0], rank(queries, k=2)[0])

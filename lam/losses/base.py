@@ -163,8 +163,18 @@ def settings_of(loss: Loss) -> dict[str, Any]:
 
 
 def as_settings(learned: Mapping[str, Sequence[float]]) -> dict[str, float | tuple[float, ...]]:
-    """Learned values as settings: a single value as a number, several values as a tuple."""
-    return {name: values[0] if len(values) == 1 else tuple(values) for name, values in learned.items()}
+    """Learned values as settings: a single value as a number, several values as a tuple.
+
+    Raises:
+        ValueError: If a value is a number, not a list.
+    """
+    try:
+        return {name: values[0] if len(values) == 1 else tuple(values) for name, values in learned.items()}
+    except TypeError as error:
+        raise ValueError(
+            f"the method learned of a loss must return lists of numbers by name, got {learned!r:.80}: give [value] for "
+            "a number, values.tolist() for a vector"
+        ) from error
 
 
 def squared_distances(embeddings: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:

@@ -173,7 +173,7 @@ class Loop:
         generator = torch.Generator().manual_seed(derive_seed(*place))
         batch = Minibatch(inputs, pairs, at.epoch, generator, labels, self.training.mining, self.sizes)
         try:
-            loss = self.step.backward(self.module, self.loss, batch, self.fabric.backward).item()
+            loss = self.step.backward(self.module, self.loss, batch, self._backward).item()
         except DivergenceError as error:
             raise self._diverged(str(error), at.batch + 1) from error
         if not math.isfinite(loss):
@@ -182,6 +182,14 @@ class Loop:
         torch.clear_autocast_cache()  # holds casts of the old weights
         at.loss_sum += loss
         at.loss_count += 1
+
+    def _backward(self, value: Tensor) -> None:
+        if not value.requires_grad:
+            raise ValueError(
+                f"the loss {value.item():g} has no gradient: compute it from the network's output without .item(), "
+                ".detach(), new tensors or torch.no_grad(); for a loss of zero give 0 * embeddings.sum()"
+            )
+        self.fabric.backward(value)
 
     def _gather(self, output: Any) -> Any:
         if not self.sizes:

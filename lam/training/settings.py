@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lam.losses import Loss
+from lam.losses import Loss, TrainableLoss
 from lam.pairs.mining import Miner, MinerName, Mining
 from lam.pairs.relation import Relation
 from lam.utils.checks import check_at_least, check_choice, check_positive
@@ -90,7 +90,7 @@ class Training(TrainingOptions):
     """All settings of a training except the network, the data and the method.
 
     Attributes:
-        loss: a loss of `lam.losses`.
+        loss: a loss of `lam.losses`, or a subclass; only a `TrainableLoss` may hold trainable parameters.
         relation: definition of positive and negative pairs; by default by label.
         seed: seed of the order of the data and of all random numbers; at least 0.
         pretrained: whether the network is already trained; most methods then do not train it.
@@ -129,6 +129,11 @@ class Training(TrainingOptions):
                 "lam.losses.PytorchMetricLearning(margin) for that library's contrastive loss, or a subclass of "
                 "lam.losses.Loss"
             )
+        if not isinstance(self.loss, TrainableLoss) and any(map(_can_learn, (self.loss, *vars(self.loss).values()))):
+            raise ValueError(
+                f"{type(self.loss).__name__} has parameters, which would not be trained: derive it from "
+                "lam.losses.TrainableLoss, or freeze them by requires_grad_(False)"
+            )
         check_choice("accelerator", self.accelerator, get_args(Accelerator))
         check_at_least("seed", self.seed, 0)
         check_at_least("num_workers", self.num_workers, 0)
@@ -146,6 +151,12 @@ class Training(TrainingOptions):
         """The settings that determine the weights after each epoch, as JSON."""
         names = [name for name in TrainingOptions.__dataclass_fields__ if name not in ("epochs", "checkpoint_every")]
         return {**{name: getattr(self, name) for name in (*names, "seed")}, **self.mining.settings}
+
+
+def _can_learn(part: object) -> bool:
+    """Whether a module or tensor requires a gradient; False for other objects."""
+    tensors = part.parameters() if isinstance(part, nn.Module) else [part]
+    return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
 
 
 def resolve_accelerator(accelerator: str) -> str:

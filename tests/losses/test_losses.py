@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -243,3 +244,11 @@ def test_a_loss_of_ones_own_has_the_margin_that_it_holds() -> None:
 
     assert margin_of(Own(0.4)) == 0.4
     assert settings_of(Own(0.4))["margin"] == 0.4
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)])
+def test_learned_values_that_are_no_lists_are_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses.SupCon, "learned", lambda _: {"scale": value})
+    with pytest.raises(ValueError, match=r"must return lists of numbers by name, got {'scale': .*0.5.*give \[value\]"):
+        settings_of(losses.SupCon())

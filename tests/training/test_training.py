@@ -362,7 +362,7 @@ class Places(Images):
 
 
 class Attraction(losses.Loss):
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: Any) -> None:
         self.scale = scale
 
     def _compute(self, embeddings: Tensor, pairs: Any) -> Tensor:
@@ -391,6 +391,32 @@ def test_a_loss_of_ones_own_is_resumed_unless_its_settings_changed(tmp_path: Pat
     assert len(fit(network(), loss=same_settings, folder=tmp_path).losses) == 2
     with pytest.raises(ValueError, match=rf"other settings: loss '{kind.__name__}\([^']*scale=1.0"):
         fit(network(), loss=kind(2.0), folder=tmp_path)
+
+
+class Detached(losses.Loss):
+    def _compute(self, embeddings: Tensor, pairs: Any) -> Tensor:
+        return torch.tensor(embeddings.sum().item())
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the loss .* has no gradient: compute it from the network's output"):
+        fit(network(), loss=Detached())
+
+
+class ModuleLoss(Attraction, nn.Module):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize("loss", [Attraction(nn.Parameter(torch.ones(()))), Attraction(nn.Linear(3, 3)), ModuleLoss()])
+def test_parameters_of_a_loss_that_is_not_trainable_are_refused(loss: Any) -> None:
+    with pytest.raises(ValueError, match=r"has parameters, which would not be trained: .*TrainableLoss"):
+        Training(loss=loss, epochs=1)
+
+
+def test_frozen_modules_of_a_loss_are_taken() -> None:
+    Training(loss=Attraction(nn.Linear(3, 3).requires_grad_(False)), epochs=1)
 
 
 def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:

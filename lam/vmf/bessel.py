@@ -126,7 +126,7 @@ def kappa_from_resultant(
         max_kappa: greatest kappa; the result for R = 1.
 
     Returns:
-        kappa in [0, max_kappa], shape and type of `resultant`, detached.
+        kappa in [0, max_kappa], shape and type of `resultant`, detached; in float16 at most 65504.
 
     Raises:
         ValueError: for a resultant that is an integer, NaN or outside [-1, 1], a `one_minus_resultant` that is not
@@ -140,6 +140,7 @@ def kappa_from_resultant(
     check_floating(resultant=resultant)
     check_positive("max_kappa", max_kappa)
     check_all(resultant.abs() <= 1 + _SLACK, "resultant must lie in [-1, 1]", resultant)
+    max_kappa = min(max_kappa, torch.finfo(resultant.dtype).max)
     length = resultant.detach().double()
     complement = 1 - length
     if one_minus_resultant is not None:

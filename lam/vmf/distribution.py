@@ -245,6 +245,7 @@ class VonMisesFisher(Distribution):
             tensor(2.2388)
         """
         moments = weighted_mean_resultant(samples, weights)
+        max_kappa = min(max_kappa, torch.finfo(samples.dtype).max)
         return cls(moments.mean, moments.kappa(max_kappa=max_kappa).to(samples.dtype))
 
     def _unit_loc(self) -> Tensor:

@@ -239,6 +239,10 @@ class TestErrors:
         with pytest.raises(ValueError, match="one_minus_resultant must be 1 - resultant, got 0.25"):
             kappa_from_resultant(torch.tensor(0.5), 3, one_minus_resultant=torch.tensor(0.25))
 
+    def test_the_greatest_kappa_of_half_precision_is_finite(self) -> None:
+        one = torch.ones(1, dtype=torch.float16)
+        assert kappa_from_resultant(one, 3).item() == torch.finfo(torch.float16).max
+
     @pytest.mark.parametrize("max_kappa", [0.0, -1.0, float("inf"), float("nan")])
     def test_max_kappa(self, max_kappa: float) -> None:
         with pytest.raises(ValueError, match="max_kappa must be positive and finite"):

@@ -65,6 +65,10 @@ class TestFit:
         assert fit.concentration.dtype == dtype
         assert VonMisesFisher.fit(samples[:1]).concentration.tolist() == [1e8] * 3
 
+    def test_equal_samples_of_half_precision_get_its_greatest_number(self) -> None:
+        fit = VonMisesFisher.fit(torch.eye(1, 3, dtype=torch.float16).expand(10, 3))
+        assert fit.concentration.item() == torch.finfo(torch.float16).max
+
     def test_bad_weights(self) -> None:
         samples = directions(2, 3, 4)
         with pytest.raises(ValueError, match=r"weights must be finite and at least 0, got -1.0 at index \(1, 2\)"):

@@ -30,6 +30,7 @@ from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, be
 from lam.utils.checks import check_choice, check_tensor
 from lam.utils.files import check_output
 from lam.utils.notes import Note
+from lam.utils.registry import name_of
 from lam.vmf.bessel import tabulate_for_export
 from lam.vmf.embeddings import Embeddings, Mean
 
@@ -283,7 +284,7 @@ class BayesianEncoder(Encoder):
 
     def settings(self) -> dict[str, Any]:
         """Settings of the posterior and its curvature, the trials of the last tuning, and the recommendation."""
-        structure = next(name for name, cls in self.posteriors.items() if cls is type(self.posterior))
+        structure = name_of(self.posteriors, type(self.posterior), "lam.posteriors.POSTERIORS")
         return {
             "mean": self.mean,
             "tuning": None if self.tuning is None else asdict(self.tuning),

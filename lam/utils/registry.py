@@ -1,5 +1,6 @@
 """Tables of classes and functions by name, which users may extend."""
 
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
@@ -27,6 +28,14 @@ def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
     if table.setdefault(name, entry) is not entry:
         other = getattr(table[name], "__name__", table[name])
         raise ValueError(f"there is a {kind} {name!r} already: {other}; take another name")
+
+
+def name_of(table: Mapping[str, Any], entry: type, path: str) -> str:
+    """The name of a class in a table; a `ValueError` with the table's path if the class is missing."""
+    name = next((name for name, known in table.items() if known is entry), None)
+    if name is None:
+        raise ValueError(f"{entry.__name__} has no name: give it one, such as {path}['mine'] = {entry.__name__}")
+    return name
 
 
 def check_class(kind: str, entry: Any, base: type, *, record: bool = False) -> None:

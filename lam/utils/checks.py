@@ -190,6 +190,12 @@ def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
+def check_names(name: str, names: Sequence[str]) -> None:
+    """Require a tuple of words; a single word would count as its letters."""
+    if isinstance(names, str):
+        raise ValueError(f"{name} must be a tuple of words, got {names!r}: give ({names!r},)")
+
+
 def first_of(items: Sequence[object], n: int = 5) -> str:
     """The first n items as text, for an error."""
     return ", ".join(map(str, items[:n])) + (", ..." if len(items) > n else "")

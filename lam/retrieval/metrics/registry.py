@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.scores import SCORES, describe_score
 from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 from lam.retrieval.metrics.uncertainty import ausc
+from lam.utils.checks import check_choice, check_names
 
 Direction = Literal["higher", "lower", "neither"]
 Place = Literal["tile", "table", "bars"]
@@ -45,6 +46,9 @@ class Metric:
         by_score: default score; None if the metric depends on no score.
         shown: further places that show the metric: the report's tiles, and a comparison's table and bars.
         costly: whether the metric is measured only on request.
+
+    Raises:
+        ValueError: for an unknown direction, or a word instead of a tuple of needs.
     """
 
     name: str
@@ -55,6 +59,10 @@ class Metric:
     by_score: str | None = None
     shown: tuple[Place, ...] = ()
     costly: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("direction", self.direction, get_args(Direction))
+        check_names("needs", self.needs)
 
     @property
     def reading(self) -> str:
@@ -342,12 +350,14 @@ def measure(
         {'auroc_knn': 0.75, 'auprc_knn': 0.83..., 'prevalence': 0.5}
     """
     measured: dict[str, float | int | None] = {}
+    value: Any
     for name, metric in METRICS.items():
         if metric.function is None or (metric.costly and not costly) or not evidence.keys() >= set(metric.needs):
             continue
         by = own if metric.by_score == OWN else metric.by_score
         arguments = [evidence[need] for need in metric.needs]
         value = None if any(argument is None for argument in arguments) else metric.function(*arguments)
+        value = value.item() if hasattr(value, "item") else value  # numbers of torch and NumPy become plain ones
         measured[str(Key(name, "" if by in (None, score) else score, ood_set))] = None if value != value else value
     return measured
 

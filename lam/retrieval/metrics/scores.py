@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lam.retrieval.metrics import hit_scores, reference
-from lam.utils.checks import check_at_least, check_choice
+from lam.utils.checks import check_at_least, check_choice, check_names
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Score:
         uses: optional evidence, passed by keyword.
         of: names of scores, earlier in `SCORES`; `function` takes their values instead of the evidence.
         k: default number of neighbours; None for a score without neighbours.
+
+    Raises:
+        ValueError: for a word instead of a tuple of words.
     """
 
     name: str
@@ -41,6 +44,11 @@ class Score:
     uses: tuple[str, ...] = ()
     of: tuple[str, ...] = ()
     k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_names("needs", self.needs)
+        check_names("uses", self.uses)
+        check_names("of", self.of)
 
 
 SCORES: dict[str, Score] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import METRICS, OWN, Key, describe, measure, needs_posterior
-from lam.retrieval.metrics.scores import SCORES, scores_of
+from lam.retrieval.metrics.registry import METRICS, OWN, Key, Metric, describe, measure, needs_posterior
+from lam.retrieval.metrics.scores import SCORES, Score, scores_of
 from lam.retrieval.metrics.votes import Votes
 from lam.vmf.embeddings import Embeddings
 
@@ -211,6 +212,24 @@ def items(n: int = 12, *, rows: Tensor | None = None) -> dict[str, Any]:
         **{"embeddings": embeddings[rows], "features": features[rows], "cosines": cosines[rows]},
         **{"labels": labels[rows], "reference": reference, "parts": parts[rows]},
     }
+
+
+@pytest.mark.parametrize("value", [torch.tensor(0.25), torch.tensor([0.25]), np.float32(0.25), 0.25])
+def test_a_measured_value_is_a_plain_number(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, "own", Metric("own", "lower", "", lambda _: value, ("own",)))
+    measured = measure({"own": 1})["own"]
+    assert type(measured) is float
+    assert measured == 0.25
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_a_metric_and_a_score_of_needs_that_are_no_tuple_are_refused() -> None:
+    needs: Any = "relevance"
+    for entry in (lambda: Metric("m", "lower", "", len, needs), lambda: Score("s", "s", "", len, needs)):
+        with pytest.raises(ValueError, match=r"needs must be a tuple of words, got 'relevance': give \('relevance',\)"):
+            entry()
+    with pytest.raises(ValueError, match="direction must be one of higher, lower, neither, got 'up'"):
+        Metric("m", "up", "")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("name", SCORES)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_arguments
 from lam.encoders.batches import Batch, HeldOut, as_batches, labelled_batches, split_batch
-from lam.encoders.export import export_encoder
+from lam.encoders.export import check_example, export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.outputs import check_feature_values
@@ -335,7 +335,7 @@ class BayesianEncoder(Encoder):
             if shape is None:
                 raise ValueError("the shape of an input is unknown: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
-        check_tensor("example", example)
+        check_example(example)
         embed = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
 
         def predict(features: Tensor, output: Tensor | None) -> Embeddings:

@@ -2,7 +2,9 @@
 
 import io
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from lam.models.head import ADDED, evaluating, head_input_and_output
 from lam.posteriors.base import Predictor
 from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_tensor
 from lam.utils.files import write_atomically
 
 
@@ -27,6 +30,17 @@ class _Program(nn.Module):
         embeddings = self._predict(features, None if self._head == ADDED else output)
         features = features.to(torch.promote_types(features.dtype, torch.float32))  # as `Encoder.predict` does
         return features, embeddings.mean, embeddings.kappa, embeddings.variance, *embeddings.parts().values()
+
+
+def check_example(example: Any) -> None:
+    """Require a tensor: a program has one input."""
+    if isinstance(example, Mapping):
+        names = ", ".join(map(str, example))
+        raise ValueError(
+            f"example must be a tensor, got named inputs ({names}): a program has one input; fit a module that takes "
+            "one tensor and calls the network, and export that encoder"
+        )
+    check_tensor("example", example)
 
 
 @without_autocast()  # a program exported under autocast would run only under autocast

@@ -164,8 +164,11 @@ class Pairs:
                     [0.5000, 0.0000, 0.0000],
                     [0.0000, 0.0000, 0.0000]])
         """
-        if len(tuples) not in (3, 4):
-            raise ValueError(f"tuples must hold 3 or 4 index tensors, as a miner returns them, got {len(tuples)}")
+        count = len(tuples) if hasattr(tuples, "__len__") else type(tuples).__name__
+        if count not in (3, 4):
+            raise ValueError(f"tuples must hold 3 or 4 index tensors, as a miner returns them, got {count}")
+        for indices in tuples:
+            check_tensor("indices", indices)
         anchor, positive, negative = tuples[0], tuples[1], tuples[-1]
         positives = _count_directed(anchor, positive, size)
         negatives = _count_directed(tuples[2] if len(tuples) == 4 else anchor, negative, size)

@@ -94,6 +94,8 @@ def test_an_encoder_without_a_network_is_an_error(tmp_path: Path) -> None:
 def test_an_array_and_a_path_without_a_folder_are_refused_before_the_work(export: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"example must be a tensor, got ndarray: give torch.as_tensor\(example\)"):
         export(encoder(3), tmp_path / "encoder", images(2).numpy())
+    with pytest.raises(ValueError, match=r"example must be a tensor, got named inputs \(x\): a program has one input"):
+        export(encoder(3), tmp_path / "encoder", {"x": images(2)})
     with pytest.raises(ValueError, match=r"there is no folder .*absent to write encoder to: make it first"):
         export(encoder(3), tmp_path / "absent" / "encoder", images(2))
     with pytest.raises(ValueError, match="is a folder: give the path of the file to write"):

@@ -163,6 +163,12 @@ def test_bad_input_is_refused():
     zero, one, far = torch.tensor([0]), torch.tensor([1]), torch.tensor([9])
     with pytest.raises(ValueError, match="3 or 4 index tensors"):
         Pairs.from_tuples((zero, one), 3, **counts)
+    for tuples, message in (
+        (None, "as a miner returns them, got NoneType"),
+        (([0], [1], [2]), "must be a tensor, got"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            unchecked(Pairs.from_tuples.__func__)(Pairs, tuples, 3, **counts)
     with pytest.raises(ValueError, match=r"indices must lie in \[0, 3\), got 9"):
         Pairs.from_tuples((zero, one, far), 3, **counts)
     with pytest.raises(ValueError, match=r"its own pair, got \(0, itself\)"):

@@ -53,6 +53,8 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
         generate_unique_id_function=lambda route: route.name,
         responses=schema.REFUSALS,
         dependencies=[Depends(refuse_unknown_parameters)],
+        # FastAPI's own spans hold ids, labels and filters; older versions open none, and ignore this
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     answer_errors(app, pages=frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir())}))
     add_searches(app, engine, metrics)

@@ -25,7 +25,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """The spans that a process with an SDK would send."""
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     return exporter
 
 
@@ -64,6 +64,11 @@ def test_a_failure_is_an_error_and_a_refusal_is_none(
     assert found["GET /v1/ready"].status.status_code == trace.StatusCode.ERROR
     assert found["GET /v1/items/{id}"].status.status_code == trace.StatusCode.UNSET
     assert found["GET /v1/items/{id}"].parent is None
+
+
+def test_without_traces_a_request_opens_no_span(engine: Engine, exported: InMemorySpanExporter) -> None:
+    assert client_of(engine).get("/v1/items/secret?filter=%7B%7D").status_code == 422
+    assert exported.get_finished_spans() == ()
 
 
 def test_without_traces_nothing_of_it_is_loaded_by_lam() -> None:

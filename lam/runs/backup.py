@@ -60,7 +60,8 @@ def back_up(run: str | Path, folder: str | Path) -> Backup:
         folder: the new folder; its parent must exist.
 
     Raises:
-        ValueError: for a run that has not finished, a folder that exists, or a run that is being calibrated or indexed.
+        ValueError: for a run that has not finished, a folder that exists or lies in the run, or a run that is being
+            calibrated or indexed.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
         OSError: for a full disk, or a folder that cannot be written.
     """
@@ -69,6 +70,8 @@ def back_up(run: str | Path, folder: str | Path) -> Backup:
         raise ValueError(f"{folder} exists: give a new folder")
     if not folder.parent.is_dir():
         raise ValueError(f"there is no folder {folder.parent} to write {folder.name} to: make it first")
+    if folder.resolve().is_relative_to(source.folder.resolve()):
+        raise ValueError(f"{folder} lies in the run, and later backups would copy it: give a folder outside {run}")
     created = datetime.now(UTC).isoformat(timespec="seconds")
     with source.lock():
         _check(source)
@@ -99,9 +102,12 @@ def _check(run: Run) -> None:
 
 
 def _fixed_files(folder: Path) -> Iterator[Path]:
-    """Relative paths of a run's files, except items, caches, live queries, `watch/` and temporary files."""
+    """Relative paths of a run's files, except items, caches, live queries, `watch/` and temporary files.
+
+    Folders may be links: a gallery may lie on another disk.
+    """
     left_out = {Path(GALLERY) / CACHE, Path(LIVE), Path(WATCH)}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(Path(parent, file) for parent, _, files in os.walk(folder, followlinks=True) for file in files):
         name = path.relative_to(folder)
         is_left_out = left_out & {name, *name.parents} or name.match(f"{GALLERY}/{FILE}*") or name.match(".*.tmp")
         if path.is_file() and not is_left_out:

@@ -136,10 +136,21 @@ def test_the_command_says_what_it_copied_and_what_it_cannot(
     assert "exists: give a new folder" in capsys.readouterr().err
     assert main(["backup", str(served_run), str(tmp_path / "no" / "copy")]) == 1
     assert "make it first" in capsys.readouterr().err
+    assert main(["backup", str(served_run), str(served_run / "backups")]) == 1
+    assert "lies in the run" in capsys.readouterr().err
     assert main(["backup", str(tmp_path / "no"), str(tmp_path / "other")]) == 1
     with Run(served_run).lock():
         assert main(["backup", str(served_run), str(tmp_path / "other")]) == 1
     assert "another process is writing to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", [GALLERY, "calibration", "samples"])
+def test_a_folder_of_the_run_that_is_a_link_is_copied(served_run: Path, tmp_path: Path, part: str) -> None:
+    (served_run / part).rename(tmp_path / "elsewhere")
+    (served_run / part).symlink_to(tmp_path / "elsewhere")
+    copy = back_up(served_run, tmp_path / "copy").folder / part
+    assert not copy.is_symlink()
+    assert {path.name for path in copy.iterdir()} == {path.name for path in (tmp_path / "elsewhere").iterdir()}
 
 
 @dataclass

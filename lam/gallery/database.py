@@ -1,5 +1,6 @@
 """SQLite: connections with durable commits, and errors with a cause and a remedy."""
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Ite
 
     Raises:
         ValueError: for a file that another process has locked.
-        OSError: for a file that cannot be written, or a disk that is full or fails.
+        OSError: for a file that cannot be read or written, or a disk that is full or fails.
         CorruptFileError: for other errors, with `remedy`.
     """
     try:
@@ -43,6 +44,8 @@ def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Ite
         code = _code_of(error)
         if code in _LOCKED:
             explained = ValueError(f"{path} is locked by another process: end that, or wait until it has finished")
+        elif path.exists() and not os.access(path, os.R_OK):
+            explained = OSError(f"{path} cannot be read ({error}): give this user the right to read it")
         elif code in _UNWRITABLE:
             explained = OSError(
                 f"{path} cannot be written ({error}): mount {path.parent} writable, for this user, or serve the run "

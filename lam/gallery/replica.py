@@ -7,6 +7,7 @@ machine of the writer. They cannot read the store through a network file system.
 In a read-only folder, such as an image of a container, the items cannot change. The index is then in this process.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -31,16 +32,23 @@ class Replica(Gallery):
 
     Raises:
         CorruptFileError: for a lost file, or altered rows in a read-only folder.
-        ValueError: for a missing gallery, an index in this process for a writable folder, Milvus Lite in a file, or a
-            collection that no writer has filled.
+        ValueError: for a missing gallery, an index in this process for a writable folder or beside a log of changes,
+            Milvus Lite in a file, or a collection that no writer has filled.
     """
 
     def __init__(self, folder: Path, dimension: int, *, index: str | None) -> None:
         self._begin(folder, dimension)
+        is_remote = "://" in (index or "") and not Path(Address.parse(str(index)).uri).is_absolute()
+        log = folder / f"{FILE}-wal"
+        if not is_remote and log.exists() and not os.access(folder, os.W_OK):
+            raise ValueError(
+                f"{log} holds changes of a service that runs or was killed, and {folder} is read-only: start and stop "
+                "a service that may write there, or give --index milvus://HOST[:PORT]/COLLECTION beside one that runs"
+            )
         with ExitStack() as resources:
             self.store = resources.enter_context(closing(ItemStore(folder / FILE, read_only=True)))
-            if index is not None and "://" in index and not Path(Address.parse(index).uri).is_absolute():
-                self._index = RemoteIndex(index, self.store, dimension, follows=False)
+            if is_remote:
+                self._index = RemoteIndex(str(index), self.store, dimension, follows=False)
             elif self.store.is_immutable:
                 self.store.check()
                 self._index = self._open_index(index)

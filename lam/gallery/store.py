@@ -105,8 +105,9 @@ class ItemStore:
         if self._read_only:
             return
         self._writer.execute("PRAGMA journal_mode=WAL")
-        end = "ROLLBACK;" if version else f"{_SCHEMA}COMMIT;"
-        self._writer.executescript(f"BEGIN IMMEDIATE;{end}")  # fails if another process holds the write lock
+        end = f"PRAGMA user_version={version};ROLLBACK;" if version else f"{_SCHEMA}COMMIT;"
+        # Fails if another process holds the write lock, or if the folder is read-only: BEGIN alone accepts the latter.
+        self._writer.executescript(f"BEGIN IMMEDIATE;{end}")
 
     def _refuse_lost(self) -> None:
         if self._mark.is_file():

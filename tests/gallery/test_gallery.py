@@ -93,6 +93,9 @@ def test_a_read_only_folder_is_searched_and_never_written(run_copy: Path, monkey
             with pytest.raises(Refusal, match="only reads its run"):
                 replica.write(items(1))
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    (folder / f"{FILE}-wal").touch()
+    with pytest.raises(ValueError, match="sqlite-wal holds changes of a service that runs or was killed"):
+        Replica(folder, D, index=None)
 
 
 def test_deleted_items_leave_every_file_of_the_run(run_copy: Path) -> None:

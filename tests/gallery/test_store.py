@@ -1,6 +1,7 @@
 """Items on disk: what was acknowledged is there, what was deleted is gone, what was altered is noticed."""
 
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -271,11 +272,15 @@ def test_a_file_that_cannot_be_written_is_called_that(tmp_path: Path) -> None:
         path = tmp_path / "disk" / FILE
         store = ItemStore(path)
         store.write([item("a")])
+        left = shutil.copytree(path.parent, tmp_path / "left")  # the log and its memory, as a kill leaves them
         store.close()
-        subprocess.run(["mount", "-o", "remount,ro", str(path.parent)], check=True)
-        with pytest.raises(OSError, match="items.sqlite cannot be written .*: mount .*disk writable, for this user"):
-            ItemStore(path)
-        subprocess.run(["mount", "-o", "remount,rw", str(path.parent)], check=True)
+        for is_killed in (False, True):
+            if is_killed:
+                shutil.copytree(left, path.parent, dirs_exist_ok=True)
+            subprocess.run(["mount", "-o", "remount,ro", str(path.parent)], check=True)
+            with pytest.raises(OSError, match=r"items.sqlite cannot be written .*: mount .*disk writable, for this"):
+                ItemStore(path)
+            subprocess.run(["mount", "-o", "remount,rw", str(path.parent)], check=True)
         store = ItemStore(path)
         assert store.get("a") == item("a")
         store.close()
@@ -291,6 +296,16 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
     ):
         raise error
     store.close()
+
+
+def test_a_file_that_cannot_be_read_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ItemStore(tmp_path / FILE).close()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with (
+        pytest.raises(OSError, match=r"items.sqlite cannot be read .*: give this user the right"),
+        explain_errors(tmp_path / FILE),
+    ):
+        raise sqlite3.OperationalError("unable to open database file")
 
 
 def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Keys:
 
 
 def _read_file(path: Path, rights: dict[str, Right]) -> None:
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & _OTHERS:
             raise ValueError(f"{path} holds keys, and other users may read or change it: `chmod 600 {path}`")
         lines = file.read().splitlines()

@@ -92,7 +92,7 @@ def test_keys_are_read_from_a_file_and_the_environment(
     tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Keys.read() is None
-    file = keys_in(tmp_path / "keys", f"# who searches\nread {READ}\n\n write\t {WRITE} \r\n")
+    file = keys_in(tmp_path / "keys", f"\ufeff# who searches\nread {READ}\n\n write\t {WRITE} \r\n")
     monkeypatch.setenv("LAM_API_KEY", f"{ADMIN}\n")
     keys = Keys.read(file)
     assert keys is not None

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import math
+import os
 import resource
 import signal
 import socket
@@ -63,7 +64,8 @@ def serve(
         replica: see `Engine`.
 
     Raises:
-        ValueError: for a missing key, or a Milvus collection for several runs; also as in `Engine` and `Keys.read`.
+        ValueError: for a missing key, a run given twice, or a Milvus collection for several runs; also as in `Engine`
+            and `Keys.read`.
         CorruptFileError: as in `Engine`.
         OSError: for an address that cannot be bound, or a log that cannot be written.
     """
@@ -75,6 +77,8 @@ def serve(
     folders = {name: Path(folder) for name, folder in named.items()}
     if len(folders) > 1 and "://" in (index or ""):
         raise ValueError(f"a Milvus collection belongs to one run, got {index} for {len(folders)} runs")
+    if not replica and len(set(map(os.path.realpath, folders.values()))) < len(folders):
+        raise ValueError(f"each run can be served once, got {', '.join(map(str, folders.values()))}")
     how = {"device": device, "drop_corrupt": drop_corrupt, "index": index, "replica": replica, "threads": _THREADS}
     open_run: Callable[[Path], Engine] = partial(Engine, settings=settings, **how)
     with block_hangups(), ExitStack() as resources:

@@ -100,6 +100,8 @@ def test_names_come_from_folders_or_are_told(tmp_path: Path, capsys: pytest.Capt
         assert "each run needs a name of its own" in capsys.readouterr().err
     assert main(["serve", "a=x", "b=y", "--index", "milvus://db/photographs"]) == 1
     assert "a Milvus collection belongs to one run" in capsys.readouterr().err
+    assert main(["serve", "a=x", f"b={Path('x').absolute()}"]) == 1
+    assert "each run can be served once, got x, /" in capsys.readouterr().err
 
 
 def test_a_run_that_cannot_be_opened_releases_those_before(served_run: Path, tmp_path: Path) -> None:

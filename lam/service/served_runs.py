@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from lam.service.app import site_of
 from lam.service.engine import Engine
@@ -63,7 +64,7 @@ class ServedRuns:
                 _LOG.warning("%s was read anew: %s", name, engine.run.folder)
 
     def _site(self, name: str, engine: Engine) -> Site:
-        root = "" if name == next(iter(self._folders)) else f"{PREFIX}{name}"
+        root = "" if name == next(iter(self._folders)) else f"{PREFIX}{quote(name)}"
         site = site_of(engine, partial(self.reload, name), name=name, root=root)
         site.describe()  # built now: the first request with a parameter would delay all others
         return site

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 import uvloop
@@ -91,7 +92,7 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         for number, (name, engine) in enumerate(served.engines.items()):
-            at = f"{address}{PREFIX}{name}/" if number else address
+            at = f"{address}{PREFIX}{quote(name)}/" if number else address
             print(f"{folders[name]}: {len(engine.gallery)} items at {at}, until interrupted", flush=True)
             if engine.gallery.recall is not None:
                 print(engine.gallery.recall, flush=True)

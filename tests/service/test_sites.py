@@ -104,6 +104,13 @@ def test_names_come_from_folders_or_are_told(tmp_path: Path, capsys: pytest.Capt
     assert "each run can be served once, got x, /" in capsys.readouterr().err
 
 
+def test_a_name_of_any_characters_is_an_address(served_run: Path, tmp_path: Path) -> None:
+    folders = {"first": served_run, "50% ü?": Path(shutil.copytree(served_run, tmp_path / "other"))}
+    with contextlib.closing(ServedRuns(folders, Engine).sites) as sites:
+        schema = TestClient(Limits(sites, SMALL), base_url=HOST).get("/runs/50%25 ü%3F/openapi.json").json()
+    assert schema["servers"] == [{"url": "/runs/50%25%20%C3%BC%3F"}]
+
+
 def test_a_run_that_cannot_be_opened_releases_those_before(served_run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         ServedRuns({"first": served_run, "second": tmp_path / "none"}, Engine)

@@ -328,10 +328,11 @@ class MilvusIndex:
             yield
         except (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             reason = error.message if isinstance(error, pymilvus.MilvusException) else str(error)
-            raise ConnectionError(
-                f"Milvus at {self.address.server} failed: {reason}; check that it runs and takes connections, and that "
-                f"{TOKEN} is right if it needs one"
-            ) from None
+            where = self.address.server
+            advice = f"it runs and takes connections, and that {TOKEN} is right if it needs one"
+            if Path(where).is_absolute():
+                advice = "no other process has this file open, and that this user may write it"
+            raise ConnectionError(f"Milvus at {where} failed: {reason}; check that {advice}") from None
 
 
 def _check_same_means(embeddings: Embeddings, rows: Iterable[Any]) -> None:

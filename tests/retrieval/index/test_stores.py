@@ -253,7 +253,7 @@ def test_more_than_one_message_is_one_addition(milvus: MilvusIndex, monkeypatch:
         return whole(*given, **options)
 
     monkeypatch.setattr(milvus._client, "upsert", second_fails)
-    with pytest.raises(ConnectionError, match="Milvus at .* failed: disk quota exceeded; check that it runs"):
+    with pytest.raises(ConnectionError, match=r"Milvus at .* failed: disk quota exceeded; check that (it runs|no oth)"):
         milvus.add(items, torch.arange(25))
     assert len(milvus) == 0
     milvus.add(items, torch.arange(25))
@@ -376,6 +376,15 @@ def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:
 def test_a_file_in_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder .*nowhere for items.db: make it first"):
         MilvusIndex(f"milvus://{tmp_path}/nowhere/items.db/items", 3)
+
+
+def test_a_file_that_cannot_be_opened_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise pymilvus.MilvusException(message="Open local milvus failed")
+
+    monkeypatch.setattr(pymilvus, "MilvusClient", fail)
+    with pytest.raises(ConnectionError, match=r"items.db failed: .*; check that no other process has this file open"):
+        MilvusIndex(f"milvus://{tmp_path}/items.db/items", 3)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

@@ -50,12 +50,14 @@ class SentenceFeatures(Frozen):
 
     def is_cut(self, text: str) -> bool:
         """Whether a text has more tokens than the network reads."""
+        most, tokenizer = self._frozen[0].max_seq_length, self._frozen[0].tokenizer
+        if most is None or not callable(tokenizer):  # static embeddings read whole texts
+            return False
         if self._counter is None:
-            self._counter = deepcopy(self._frozen[0].tokenizer)
-        most = self._frozen[0].max_seq_length
+            self._counter = deepcopy(tokenizer)
         whole = text.encode(errors="replace").decode()  # as in `compute`: tokenizers reject lone surrogates
         tokens = self._counter(whole, truncation=False, add_special_tokens=True, verbose=False)["input_ids"]
-        return most is not None and len(tokens) > most
+        return len(tokens) > most
 
 
 class EveryLayer(nn.Module):

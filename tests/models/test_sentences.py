@@ -1,5 +1,6 @@
 """Frozen networks for sentences: features kept, a head that is trained or an identity, and what is refused."""
 
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,8 @@ def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:
     assert is_cut(network, "one \ud800 three four")
     assert not is_cut(None, "one two three four")
     assert not is_cut(EmbeddingNetwork(nn.Identity(), nn.Linear(2, 2)), 5 * "word ")
+    frozen.tokenizer, frozen.max_seq_length = object(), math.inf  # as in a network of static embeddings
+    assert not is_cut(models.build("sentence-transformers:NAME", dimension=4), "one two three four")
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

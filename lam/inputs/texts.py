@@ -72,5 +72,10 @@ def _content(text: Any) -> bytes:
 
 
 def texts_of(inputs: UInt8[Tensor, "N L"]) -> list[str]:
-    """The texts of a batch of inputs."""
+    """The texts of a batch of inputs; a `TypeError` for other tensors, such as one text or features."""
+    if inputs.ndim != 2 or inputs.dtype != torch.uint8:
+        raise TypeError(
+            f"texts must be a batch of bytes, uint8 (N, L), got {str(inputs.dtype)[6:]} {tuple(inputs.shape)}: give "
+            "torch.stack([encoder.preprocessing(text) for text in texts])"
+        )
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in inputs.cpu().numpy()]

@@ -30,6 +30,14 @@ def test_zero_bytes_are_left_out_and_half_characters_replaced() -> None:
     assert texts_of(TextPreprocessing()("a\0b\ud800")[None]) == ["ab?"]
 
 
+@pytest.mark.parametrize(
+    "inputs", [TextPreprocessing()("one"), torch.randn(2, 384), torch.ones(2, 9, dtype=torch.long)]
+)
+def test_tensors_that_are_no_batch_of_texts_are_refused(inputs: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match=r"a batch of bytes, uint8 \(N, L\), got .*: give torch.stack"):
+        unchecked(texts_of)(inputs)
+
+
 @pytest.mark.parametrize("text", ["", "  \n", "\0\0"])
 def test_an_empty_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="the text is empty: give at least one character"):

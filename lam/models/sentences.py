@@ -130,6 +130,7 @@ def _with_every_layer(network: Any, name: str) -> Any:
         raise ValueError(f"sentence-transformers:{name} is no transformer of several layers: give layers='last'")
     config = network[0].model.config
     config.output_hidden_states = True
+    network.truncate_dim = None  # a model truncates after its last module, here the concatenation
     every = EveryLayer(n_before * config.hidden_size + network.get_embedding_dimension())
     prompts = {"prompts": network.prompts, "default_prompt_name": network.default_prompt_name}
     return type(network)(modules=[*network, every], device="cpu", **prompts)

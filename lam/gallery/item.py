@@ -216,14 +216,14 @@ def metadata_json(metadata: object) -> str:
             "invalid", f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels"
         )
     try:
-        json.dumps(metadata, ensure_ascii=False).encode()
+        size = len(json.dumps(metadata, ensure_ascii=False).encode())
         text = json.dumps(metadata, allow_nan=False, sort_keys=True)
     except UnicodeEncodeError:
         raise Refusal("invalid", "metadata must be valid Unicode", allowed="JSON") from None
     except ValueError:
         raise Refusal("invalid", "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
-    if len(text) > MAX_METADATA:
-        raise Refusal("invalid", f"metadata has {len(text)} characters", allowed=f"at most {MAX_METADATA}")
+    if size > MAX_METADATA:
+        raise Refusal("invalid", f"metadata has {size} bytes", allowed=f"at most {MAX_METADATA}")
     return text
 
 

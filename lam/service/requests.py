@@ -66,7 +66,7 @@ class TextRequest(_Request):
 class _ItemFacts(_Request):
     id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; must equal the id in the address, if any")]]
     label: NotRequired[Annotated[_Label, Field(description="equal to a label in the address")]]
-    metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
+    metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} bytes of JSON")]]
 
 
 class ItemRequest(EmbeddingRequest, _ItemFacts):

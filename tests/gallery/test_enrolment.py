@@ -79,7 +79,7 @@ def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
         ({"listed_id": ""}, "the id must have 1 to 128 letters"),
         ({"label": "\ud800"}, "a.jpg: the label must be valid Unicode"),
         ({"label": "x" * 1025}, "a.jpg: the label has 1025 characters, allowed is at most 1024"),
-        ({"metadata": {"text": "x" * 20_000}}, "a.jpg: metadata has 20012 characters, allowed is at most 16384"),
+        ({"metadata": {"text": "x" * 20_000}}, "a.jpg: metadata has 20012 bytes, allowed is at most 16384"),
     ],
 )
 def test_what_the_service_could_not_know_is_refused_before_it_is_embedded(wrong: dict[str, Any], match: str) -> None:

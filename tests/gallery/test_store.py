@@ -1,5 +1,6 @@
 """Items on disk: what was acknowledged is there, what was deleted is gone, what was altered is noticed."""
 
+import json
 import random
 import shutil
 import signal
@@ -475,7 +476,8 @@ def test_ids_may_be_of_any_script(identity: str) -> None:
 
 def test_metadata_and_labels_are_bounded() -> None:
     assert metadata_json({"b": 1, "a": [None, "x"]}) == '{"a": [null, "x"], "b": 1}'
-    for wrong, match in (([], "a JSON object"), ({"a": float("nan")}, "finite"), ({"a": "x" * 20000}, "characters")):
+    assert json.loads(metadata_json({"a": 8000 * "я"})) == {"a": 8000 * "я"}  # 16,000 bytes, and 48,000 if escaped
+    for wrong, match in (([], "a JSON object"), ({"a": float("nan")}, "finite"), ({"a": "x" * 20000}, "bytes")):
         with pytest.raises(Refusal, match=match):
             metadata_json(wrong)
     assert normalize_label(" oak \u00a0") == "oak"

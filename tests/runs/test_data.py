@@ -84,7 +84,7 @@ def test_texts_that_a_gallery_could_not_keep_are_refused() -> None:
     labels, page = torch.zeros(2, dtype=torch.int64), {"page": 17_000 * "a"}
     check_texts(images(ENOUGH))
     check_texts(Texts(["a", "b"], labels, metadata=[{}, {"page": "3"}]))
-    with pytest.raises(ValueError, match=r"texts 1: metadata has 170\d\d characters with the text, allowed is at most"):
+    with pytest.raises(ValueError, match=r"texts 1: metadata has 170\d\d bytes with the text, allowed is at most"):
         check_texts(Texts(["a", "b"], labels, metadata=[{}, page]))
 
 

@@ -223,7 +223,7 @@ def _encoded(body: Query | Json | None) -> tuple[bytes | None, dict[str, str]]:
 
 
 def _json(value: Json) -> str:
-    """JSON; numbers and arrays of numpy, pandas or torch become Python's."""
+    """JSON without escapes, which the service's limits count; values of numpy, pandas or torch become Python's."""
 
     def plain(other: Any) -> Any:
         if hasattr(other, "tolist"):
@@ -233,7 +233,8 @@ def _json(value: Json) -> str:
             "give str(value), or leave it out"
         )
 
-    return json.dumps(value, default=plain)
+    text = json.dumps(value, default=plain, ensure_ascii=False)
+    return text.encode(errors="replace").decode()  # without lone surrogates
 
 
 def _part(query: Query) -> Json:

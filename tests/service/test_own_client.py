@@ -204,6 +204,13 @@ def test_values_of_other_libraries_are_sent_as_json(value: Any, sent: Any) -> No
     assert json.loads(requests[1].url.params["filter"])["must"][0]["match"]["value"] == sent
 
 
+def test_texts_are_sent_as_utf_8_with_lone_surrogates_replaced() -> None:
+    client, requests = answering(httpx.Response(418, json={"error": "tea"}))
+    with pytest.raises(ServiceError, match="418"):
+        client.search("где? \ud83d")
+    assert requests[0].content == '{"text": "где? ?"}'.encode()
+
+
 def test_values_that_json_cannot_hold_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     client, requests = answering()

@@ -172,7 +172,7 @@ class Client:
         return False
 
     def _ask(self, method: str, path: str, body: Query | Json | None = None, **parameters: Any) -> Json:
-        content, headers = _encoded(body)
+        content, headers = (None, {}) if method in ("GET", "DELETE") else _encoded(body)
         known = {name: _json(v) if isinstance(v, dict) else v for name, v in parameters.items() if v is not None}
         request = self._http.build_request(method, path, params=known, content=content, headers=headers)
         answer = self._send(request)
@@ -212,9 +212,7 @@ def _answer(found: Json) -> Answer:
     return _of(Answer, {**found, "hits": [_of(Hit, hit) for hit in found["hits"]], "fields": found})
 
 
-def _encoded(body: Query | Json | None) -> tuple[bytes | None, dict[str, str]]:
-    if body is None:
-        return None, {}
+def _encoded(body: Any) -> tuple[bytes, dict[str, str]]:
     body = body.read_bytes() if isinstance(body, Path) else body
     if isinstance(body, bytes):
         kind = next((kind for start, kind in _IMAGES.items() if body.startswith(start)), "application/octet-stream")

@@ -173,10 +173,10 @@ def test_queries_are_sent_by_their_kind(png: bytes, monkeypatch: pytest.MonkeyPa
         {"text": "where?"}, {"embedding": "AACAPwAAAAA=", "kappa": 5.0},
     ]  # fmt: skip
     assert all(request.url.query == b"k=10&min_probability=0.0" for request in requests)
-    query: Any = [1.0, 0.0]
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(TypeError, match="a query must be .*, got list"):
-        client.search(query)
+    for query, kind in (([1.0, 0.0], "list"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"a query must be .*, got {kind}"):
+            client.search(query)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("vector", [np.array([0.6, 0.8], np.float32), torch.tensor([0.6, 0.8])])

@@ -165,7 +165,8 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
     """The preprocessing of an encoder; a `ValueError` if it is missing or not a `kind`."""
     preprocessing = encoder.preprocessing
     if preprocessing is None:
-        raise ValueError("the encoder has no preprocessing for image files: fit it with preprocessing=...")
+        files = "texts" if kind is TextPreprocessing else "image files"
+        raise ValueError(f"the encoder has no preprocessing for {files}: fit it with preprocessing=...")
     if not isinstance(preprocessing, kind):
         takes = "texts: give each by --text" if isinstance(preprocessing, TextPreprocessing) else "images: give files"
         raise ValueError(f"this run takes {takes}")

@@ -78,11 +78,11 @@ class LamVectorStore(VectorStore):
     def add_texts(self, texts: Iterable[str], metadatas: Any = None, *, ids: Any = None, **kwargs: Any) -> list[str]:
         """Add documents, and return their ids; by default ids are new. A document replaces an older one with its id."""
         texts = list(texts)
-        metadatas, ids = metadatas or [{}] * len(texts), ids or [None] * len(texts)
+        metadatas, ids = list(metadatas or ()) or [{}] * len(texts), list(ids or ()) or [None] * len(texts)
         if not len(texts) == len(metadatas) == len(ids):
             raise ValueError(f"give one metadata and id a text, got {len(metadatas)} and {len(ids)} for {len(texts)}")
         rows = zip([name or str(uuid.uuid4()) for name in ids], texts, metadatas, strict=True)
-        documents = [Document(id=name, page_content=text, metadata=dict(fields)) for name, text, fields in rows]
+        documents = [Document(id=name, page_content=text, metadata=dict(fields or {})) for name, text, fields in rows]
         names = [str(document.id) for document in documents]
         if texts:
             self._memory.put(names, documents, torch.tensor(self._embedding.embed_documents(texts)))
@@ -164,8 +164,10 @@ class LamRetriever(BaseRetriever):
     k: int = 4
     on_unknown: OnUnknown = "return"
 
-    def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None) -> list[Document]:
-        judged, documents = self.store.judge(query, self.k if k is None else k)
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: Any, k: int | None = None, filter: Filter = None
+    ) -> list[Document]:
+        judged, documents = self.store.judge(query, self.k if k is None else k, filter=filter)
         if not judged.is_shown(self.on_unknown):
             return []
         pairs = zip(documents, judged.facts, strict=True)

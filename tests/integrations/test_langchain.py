@@ -172,6 +172,8 @@ def test_the_retriever_says_decision_probability_and_kappa(
     kappas = [document.metadata["lam"]["kappa"] for document in found]
     assert kappas == pytest.approx([float(expected.queries.kappa[0])] * 2, rel=1e-5)
     assert all("lam" not in document.metadata for document in store.similarity_search(matched))
+    others = LamRetriever(store=store).invoke(matched, k=1, filter=lambda document: document.id != found[0].id)
+    assert others[0].id == found[1].id
 
 
 def test_an_unknown_query_gets_documents_or_none_or_an_error(store: LamVectorStore, matched: str) -> None:
@@ -266,6 +268,18 @@ def test_probabilities_need_an_encoder_and_a_calibration(run: Run) -> None:
         assert len(store.similarity_search_with_score(KNOWN)) == 1
         with pytest.raises(ValueError, match="lam calibrate"):
             store.similarity_search_with_relevance_scores(KNOWN)
+
+
+def test_an_encoder_of_features_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.encoder, "preprocessing", None)
+    with pytest.raises(ValueError, match=r"no preprocessing for texts: fit it with preprocessing=\.\.\."):
+        LamEmbeddings(run.encoder)
+
+
+def test_metadata_may_be_missing_and_come_one_by_one() -> None:
+    store = LamVectorStore(DeterministicFakeEmbedding(size=8))
+    names = store.add_texts(iter(["one", "two"]), iter([None, {"page": 2}]), ids=iter(["1", "2"]))
+    assert [document.metadata for document in store.get_by_ids(names)] == [{}, {"page": 2}]
 
 
 @pytest.mark.parametrize("options", [{"ids": ["1"]}, {"metadatas": [{}]}])

@@ -176,7 +176,7 @@ def worse_inputs(
 
 
 def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
-    """Metrics `corruption_...`: median κ and recall@1 of each kind and severity, and the trend of each kind.
+    """Metrics `corruption_...`: median κ and recall@1 by kind and severity, and the trend of κ by kind.
 
     Crops add `crop_less_sure`: the share of queries whose κ is smaller for the smallest crop than for the whole image.
     """

@@ -51,7 +51,7 @@ def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts
 
 
 def positive_arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
-    """Positive part of `arccos` in closed form, without eigenvalues of (D, D) matrices.
+    """`positive_part` of the matrices `arccos(n, m)`, without their eigendecomposition.
 
     With m = c n + q e, e a unit vector orthogonal to n, the matrix is c (I − n nᵀ) + q (n eᵀ + e nᵀ). Its eigenvalues
     orthogonal to n and e are c. In the plane of n and e, one eigenvalue is at most 0; the other is

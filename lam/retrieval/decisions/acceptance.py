@@ -71,10 +71,10 @@ class Acceptance:
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
-            accept: name of the statistic. The default is `probability`. The best single score replaces it if only 1 to
-                9 first hits are right, or if the AUROC of right first hits against queries without a match and
-                strangers is greater for this score, by more than a standard error.
-            of_strangers: whether to bound false accepts of strangers, instead of queries without their matches.
+            accept: name of the statistic. The default is `probability`, or the single score that best separates
+                right first hits from strangers and queries without a match: if at most 9 first hits are right, or if
+                the score's AUROC is greater by more than a standard error.
+            of_strangers: whether the bound is for strangers; if not, for queries searched without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; the bound is then for a random item of a new class.
         """

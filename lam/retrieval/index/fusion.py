@@ -94,7 +94,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     mean = Σ κ_k μ_k / ‖Σ κ_k μ_k‖, κ = min(‖Σ κ_k μ_k‖, κ_cap); the module's docstring derives κ_cap.
 
     Args:
-        embeddings: N ≥ 1 images with κ > 0; an image without a direction (a row of zeros) only lowers κ.
+        embeddings: N ≥ 1 images with κ > 0; a row of zeros lowers κ of the identity and leaves its direction.
         identities: (N,) the identity of each image.
         correlation: correlation ρ in [0, 1] between the errors of two images of one identity.
 
@@ -103,7 +103,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         the images of an identity cancel each other, κ is 0 and the direction is the first image's.
 
     Raises:
-        ValueError: for no image, a mean that is no unit vector, or a κ, length or correlation out of range.
+        ValueError: for no image, a mean of another length than 1 or 0, or a wrong κ, correlation or count of ids.
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])

@@ -3,15 +3,16 @@
     python benchmarks/answers.py --data FOLDER [--only NAME ...] [--method laplace_posthoc] [--seeds 3] [--work FOLDER]
         [--runs NAME=FOLDER ...] [--cost]
 
-Arguments, data and runs are those of `suite.py`; a run that is not there is trained. The gallery is of training
-items, at most 5,000. P(right) is learnt on the validation split, as `lam calibrate` learns it; the test split is
-asked, as it is and corrupted, with no corrupted item in training or calibration. results/answers.json holds, by data
-set, for each seed and as mean and standard deviation: AUSC and R-AUROC of each score and of P(right); AUROC of each
-set of outsiders by each score, by the flag `combined` and by P(right), and SCOD-AUGRC with the first of them; by how
-much AUSC is behind the best single score, the best being chosen on the test split, with the standard error of the
-paired bootstrap; ECE, and the 0.95 quantile of the ECE that a perfectly calibrated predictor with the same
-probabilities has, simulated; mean probability and accuracy at each severity, their distance, the greatest and the mean,
-and rank correlations of severity with P(right) and with κ; ECE and these distances of P(right | known) alone.
+Arguments, data and runs are those of `suite.py`; a run that is not there is trained. The gallery is of training items,
+at most 5,000. P(right) is learnt on the validation split, as `lam calibrate` learns it; the test split is asked, as it
+is and corrupted, with no corrupted item in training or calibration. results/answers.json holds, by data set, for each
+seed and as mean and standard deviation: AUSC and R-AUROC of each score and of P(right); AUROC of each set of outsiders
+by each score, by the flag `combined` and by P(right), and SCOD-AUGRC with the first of them; by how much the AUSC of
+P(right | known) is behind the best single score, the best being chosen on the test split, with the standard error of
+the paired bootstrap; for P(right) and P(right | known) the ECE, and the 0.95 quantile of the ECE that a perfectly
+calibrated predictor with the same probabilities has, simulated; mean probability and accuracy at each severity, their
+distance, the greatest and the mean, and rank correlations of severity with P(right) and with κ; these distances of
+P(right | known) alone.
 """
 
 import argparse
@@ -115,7 +116,10 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
         **measured,
         **against_the_best(doubt, correct, generator),
         **calibration_error(1 - doubt[RIGHT], correct, generator),
-        "ece_if_known": probability_bins(1 - doubt[IF_KNOWN], correct).expected_error,
+        **{
+            f"{key}_if_known": value
+            for key, value in calibration_error(1 - doubt[IF_KNOWN], correct, generator).items()
+        },
         **corrupted(cell, has_match, generator),
         "evidence": len(cell.calibration.match_probability.right.evidence),
         "worth": cell.calibration.match_probability.right.worth,
@@ -123,13 +127,13 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
 
 
 def against_the_best(doubt: dict[str, Tensor], correct: Tensor, generator: torch.Generator) -> dict[str, Any]:
-    """How far P(right) is behind the single score of highest AUSC on these very queries."""
+    """How far P(right | known) is behind the single score of highest AUSC on these very queries."""
     best = max(
         (name for name in doubt if name not in (RIGHT, IF_KNOWN, COMBINED)), key=lambda name: ausc(correct, doubt[name])
     )
 
     def behind(rows: Tensor) -> float:
-        return ausc(correct[rows], doubt[best][rows]) - ausc(correct[rows], doubt[RIGHT][rows])
+        return ausc(correct[rows], doubt[best][rows]) - ausc(correct[rows], doubt[IF_KNOWN][rows])
 
     n = len(correct)
     draws = torch.tensor([behind(torch.randint(n, (n,), generator=generator)) for _ in range(RESAMPLES)])

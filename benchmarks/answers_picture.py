@@ -15,7 +15,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import torch
-from answers import RIGHT, Cell
+from answers import IF_KNOWN, Cell
 from matplotlib import pyplot as plt
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
 from lam.runs.finished import Run
 
-KEPT = {"kappa": "κ", "cosine": "first cosine", "weighted_votes": "votes", RIGHT: "P(right)"}
+KEPT = {"kappa": "κ", "cosine": "first cosine", "weighted_votes": "votes", IF_KNOWN: "P(right | known)"}
 COLOURS = dict(zip(KEPT, ("#59636e", "#0969da", "#bf8700", "#00704f"), strict=True))
 RATE = 0.05
 
@@ -34,7 +34,7 @@ def draw_kept(axes: Any, doubt: dict[str, Tensor], correct: Tensor) -> None:
     least = len(correct) // 50  # fewer say nothing
     for name, title in KEPT.items():
         accuracy = correct[doubt[name].argsort(stable=True)].double().cumsum(0) / torch.arange(1, len(correct) + 1)
-        axes.plot(share[least:], accuracy[least:], label=title, color=COLOURS[name], lw=2 if name == RIGHT else 1.2)
+        axes.plot(share[least:], accuracy[least:], label=title, color=COLOURS[name], lw=2 if name == IF_KNOWN else 1.2)
     axes.set(xlabel="share of queries answered, least doubtful first", ylabel="accuracy of the first hit")
     axes.legend(frameon=False, fontsize=8)
 
@@ -44,16 +44,16 @@ def draw_reliability(axes: Any, probability: Tensor, correct: Tensor) -> None:
     bins = probability_bins(probability, correct)
     axes.plot([0, 1], [0, 1], color="#d0d7de", lw=1)
     axes.scatter(
-        bins.confidence, bins.accuracy, s=300 * bins.count / len(correct) + 4, color=COLOURS[RIGHT], clip_on=False
+        bins.confidence, bins.accuracy, s=300 * bins.count / len(correct) + 4, color=COLOURS[IF_KNOWN], clip_on=False
     )
-    axes.set(xlabel="P(right)", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
+    axes.set(xlabel="P(right | known)", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
     axes.text(0.04, 0.93, f"ECE {bins.expected_error:.3f}", fontsize=9)
 
 
 def draw_flagged(axes: Any, known: Tensor, outside: Tensor, threshold: float, title: str) -> None:
     """Scores of known queries and of outsiders, and the threshold between them."""
     edges = torch.linspace(0, float(torch.cat([known, outside]).quantile(0.99)), 40)
-    for values, name, colour in ((known, "known", COLOURS[RIGHT]), (outside, title, "#6b4fa0")):
+    for values, name, colour in ((known, "known", COLOURS[IF_KNOWN]), (outside, title, "#6b4fa0")):
         axes.hist(values.clamp(max=edges[-1]), edges, density=True, alpha=0.55, label=name, color=colour)
     flagged = [float((values > threshold).double().mean()) for values in (known, outside)]
     axes.axvline(threshold, color="#1f2328", lw=1)
@@ -75,7 +75,7 @@ def main() -> None:
         doubt, correct = cell.answers(test, test.labels)
         foreign, _ = cell.answers(outside, torch.full((len(outside),), -1))
         draw_kept(row[0], doubt, correct)
-        draw_reliability(row[1], 1 - doubt[RIGHT], correct)
+        draw_reliability(row[1], 1 - doubt[IF_KNOWN], correct)
         threshold = cell.calibration.detector.conformal_scores(COMBINED).threshold(RATE)
         draw_flagged(row[2], doubt[COMBINED], foreign[COMBINED], threshold, title.replace("_", " "))
         row[0].set_title(name, loc="left", fontsize=11)

@@ -364,7 +364,7 @@ def answer_errors() -> list[Row]:
         seeds = results["seeds"].values()
         first = next(iter(seeds))
         inside = f"{sum(row['not_behind'] for row in seeds)}/{len(seeds)}"
-        figures = ("ece", "ece_of_the_perfect", "greatest_gap")
+        figures = ("ece_if_known", "ece_of_the_perfect_if_known", "greatest_gap")
         behind = f"{results['mean']['behind']:+.4f} ({results['mean']['behind_error']:.4f})"
         row = (spread(results, figure) for figure in figures)
         rows.append([name, f"{first['queries']:,}", spread(results, "recall@1"), behind, inside, *row])
@@ -373,16 +373,15 @@ def answer_errors() -> list[Row]:
 
 @table
 def answers_corrupted() -> list[Row]:
-    rows: list[Row] = [["data", "kind", "clean", "severity 5", "κ", "P(right)"]]
+    rows: list[Row] = [["data", "kind", "clean", "severity 5", "correlation"]]
     for name, results in answered().items():
         measured = results["mean"]
         for kind in (kind for kind in ("noise", "contrast", "typing") if f"{kind}_trend_{RIGHT}" in measured):
             gaps = (
-                f"{measured[f'{kind}_{severity}_probability']:.2f} / {measured[f'{kind}_{severity}_accuracy']:.2f}"
+                f"{measured[f'{kind}_{severity}_probability']:.2f}/{measured[f'{kind}_{severity}_accuracy']:.2f}"
                 for severity in (0, 5)
             )
-            trends = (measured.get(f"{kind}_trend_{score}") for score in ("kappa", RIGHT))
-            rows.append([name, kind, *gaps, *(NOTHING if trend is None else f"{trend:+.2f}" for trend in trends)])
+            rows.append([name, kind, *gaps, f"{measured[f'{kind}_trend_{RIGHT}']:+.2f}"])
     return rows
 
 
@@ -401,10 +400,8 @@ def one_number() -> list[Row]:
         for score, name in names.items():
             of = measured["scores"][score]
             kinds = [kind for kind in measured["recall@1 by severity"] if kind != "blend"]
-            ways = [(way, max(kinds, key=lambda kind: way[kind]["mean"])) for way in (of, of["each item"])]
-            figures = [f"{of[key]['mean']:.2f} ± {of[key]['std']:.2f}" for key in ("auroc", "blend")]
-            figures += [f"{way[worst]['mean']:.2f} ± {way[worst]['std']:.2f}" for way, worst in ways]
-            figures[-2] += f" ({ways[0][1]})"
+            worst = (max((way[kind] for kind in kinds), key=lambda one: one["mean"]) for way in (of, of["each item"]))
+            figures = (f"{one['mean']:.2f} ± {one['std']:.2f}" for one in (of["auroc"], of["blend"], *worst))
             rows.append([REAL[cell] if score == "kappa" else "", name, *figures])
     return rows
 
@@ -777,12 +774,10 @@ def over_values(values: Iterable[float | None]) -> str:
     return f"{mean(there):.2f}{deviation}" if there else NOTHING
 
 
-def least_trend(row: dict[str, Any]) -> float | None:
-    """The rank correlation of κ and severity that is furthest from -1, over all kinds of corruption."""
-    return max(
-        (value for kind in (*KINDS, *TEXT_KINDS) if (value := row.get(f"corruption_{kind}_trend")) is not None),
-        default=None,
-    )
+def least_trend(row: dict[str, Any], score: str = "") -> float | None:
+    """The rank correlation of κ, or of a score, and severity that is furthest from -1, over all kinds of corruption."""
+    figures = (row.get(f"corruption_{kind}_trend{score}") for kind in (*KINDS, *TEXT_KINDS))
+    return max((value for value in figures if value is not None), default=None)
 
 
 @table
@@ -800,7 +795,7 @@ def suite_posteriors() -> list[Row]:
     """The paper's posterior and the default on networks of the same settings and seeds, where both were measured."""
     figures = {"auroc": "AUROC of strangers", "ece": "ECE"}
     heads = [f"{title}: {name}" for title in figures.values() for name in ("paper's", "default")]
-    rows: list[Row] = [["run (seeds)", *heads, "ECE by chance", "least fall of κ: paper's", "least fall of κ: default"]]
+    rows: list[Row] = [["run (seeds)", *heads, "ECE by chance"]]
     for name in SUITE:
         results = read(f"suite/{name}")
         if DEFAULT_ROW in results:
@@ -808,8 +803,25 @@ def suite_posteriors() -> list[Row]:
             before, now = ([results[row][seed] for seed in seeds] for row in ("laplace_posthoc", DEFAULT_ROW))
             cells = [spread_of([one[figure] for one in part], 3) for figure in figures for part in (before, now)]
             chance = spread_of([one["ece_by_chance"] for one in now], 3)
-            trends = (over_values(least_trend(one) for one in part) for part in (before, now))
-            rows.append([f"{name} ({len(seeds)})", *cells, chance, *trends])
+            rows.append([f"{name} ({len(seeds)})", *cells, chance])
+    return rows
+
+
+AMBIGUITY_ROW = "laplace_posthoc, ambiguity"
+"""The row of runs with `--ambiguity.learn=true`; in their metrics, κ_e is the κ of runs without it."""
+
+
+@table
+def suite_ambiguity() -> list[Row]:
+    """κ of small networks with learnt ambiguity, beside κ_e and the first cosine."""
+    scores = {"first cosine": "_cosine", "κ_e": "_kappa_epistemic", "κ": ""}
+    rows: list[Row] = [["run (seeds)", *(f"AUROC: {score}" for score in scores), "worst kind: κ_e", "worst kind: κ"]]
+    for name in SUITE:
+        seeds = list(read(f"suite/{name}").get(AMBIGUITY_ROW, {}).values())
+        if seeds:
+            cells = [over_values(one[f"auroc{score}"] for one in seeds) for score in scores.values()]
+            trends = (over_values(least_trend(one, score) for one in seeds) for score in ("_kappa_epistemic", ""))
+            rows.append([f"{name} ({len(seeds)})", *cells, *trends])
     return rows
 
 

@@ -74,7 +74,7 @@ def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
     [
         (
             {"listed_id": "shelf/../é"},
-            r"a.jpg: the id must have 1 to 128 letters, marks on them, digits, spaces or ._:@\+=-, .* got 'shelf/../é'",
+            r"a.jpg: the id must have 1 to 128 letters, marks on them, digits, spaces or .* got 'shelf/../é'",
         ),
         ({"listed_id": ""}, "the id must have 1 to 128 letters"),
         ({"label": "\ud800"}, "a.jpg: the label must be valid Unicode"),

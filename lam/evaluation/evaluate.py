@@ -182,8 +182,8 @@ def evaluate(
             metrics |= measure(evidence, score=score, own=own, ood_set=name if number else "")
     if encoder.has_kappa and len(queries) > 1 and (embeddings.kappa == embeddings.kappa[0]).all():
         warnings.warn(
-            f"κ is {float(embeddings.kappa[0]):.3g} for all {len(queries)} queries, so it orders no answers and finds "
-            "no outsiders: tune the posterior, or fit it on other data",
+            f"κ is {float(embeddings.kappa[0]):.3g} for all {len(queries)} queries, so it orders no answers and "
+            "detects no strangers: tune the posterior, or fit it on other data",
             stacklevel=2,
         )
     metrics = {name: None if value != value else value for name, value in metrics.items()}  # NaN: undefined

@@ -168,9 +168,9 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
         kappa, variance = metrics["kappa_on_made"], metrics["variance_on_made"]
         better = "kappa" if kappa >= variance else "variance"
         yield (
-            "Outsiders made from the validation images (inverted, with permuted pixels, blurred) are detected by κ "
-            f"with an AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}. Of these two "
-            f"scores, which need neither training features nor hits, the encoder recommends {better}."
+            "κ detects altered validation images (inverted, with permuted pixels, blurred) with an AUROC of "
+            f"{kappa:.3f}, the variance before normalisation with {variance:.3f}. Of these two scores, which need "
+            f"neither training features nor hits, the encoder recommends {better}."
         )
     if skipped := metrics.get("batches_without_positives", 0):
         yield f"{skipped} batches of training held no positive pair and were skipped."

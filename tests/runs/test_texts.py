@@ -505,7 +505,7 @@ def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(
     assert "recall@1                         undefined" in printed.out
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert (metrics["recall@1"], metrics["ausc"]) == (None, None)
-    assert "\nnot measured: the separation of strangers" in printed.out
+    assert "\nnot measured: how well κ detects strangers" in printed.out
     assert main(["calibrate", str(tmp_path / "run"), "--quiet"]) == 1
     assert "is a label of the calibration data, such as '0': give a --folder (a file for texts)" in (
         capsys.readouterr().err

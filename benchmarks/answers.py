@@ -1,18 +1,19 @@
-"""P(first hit is right) beside each single score it is learnt from, on every kind of data of the suite.
+"""P(first hit is right) beside each of its single scores, on every kind of data of the suite.
 
     python benchmarks/answers.py --data FOLDER [--only NAME ...] [--method laplace_posthoc] [--seeds 3] [--work FOLDER]
         [--runs NAME=FOLDER ...] [--cost]
 
-Arguments, data and runs are those of `suite.py`; a run that is not there is trained. The gallery is of training items,
-at most 5,000. P(right) is learnt on the validation split, as `lam calibrate` learns it; the test split is asked, as it
-is and corrupted, with no corrupted item in training or calibration. results/answers.json holds, by data set, for each
-seed and as mean and standard deviation: AUSC and R-AUROC of each score and of P(right); AUROC of each set of outsiders
-by each score, by the flag `combined` and by P(right), and SCOD-AUGRC with the first of them; by how much the AUSC of
-P(right | known) is behind the best single score, the best being chosen on the test split, with the standard error of
-the paired bootstrap; for P(right) and P(right | known) the ECE, and the 0.95 quantile of the ECE that a perfectly
-calibrated predictor with the same probabilities has, simulated; mean probability and accuracy at each severity, their
-distance, the greatest and the mean, and rank correlations of severity with P(right) and with κ; these distances of
-P(right | known) alone.
+Arguments, data and runs are as in `suite.py`; missing runs are trained. The gallery holds at most 5,000 training items.
+P(right) is learnt on the validation split, as by `lam calibrate`. The queries are the test split, clean and corrupted.
+Training and calibration have no corrupted item. results/answers.json holds these figures by data set, for each seed,
+and their mean and standard deviation:
+
+- AUSC and R-AUROC of each score and of P(right)
+- for each OOD set, the AUROC of each score, of the flag `combined` and of P(right); for the first set, SCOD-AUGRC
+- the best single score's AUSC on the test split minus the AUSC of P(right | known), with the paired bootstrap error
+- ECE of P(right) and P(right | known), and the 0.95 quantile of the ECE of a perfect predictor, simulated
+- mean probability and accuracy at each severity, the greatest and the mean gap between them, also for P(right | known)
+- rank correlations of severity with P(right) and with κ
 """
 
 import argparse

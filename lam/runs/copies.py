@@ -71,11 +71,6 @@ class Copy:
         return cls(kind, item.path, item.part, item.label, original.path, original.part, original.label)
 
 
-def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """All splits and OOD sets of a run by name."""
-    return {**splits.parts(), **{OOD_SET + name: images for name, images in ood.items()}}
-
-
 def exact_copies(splits: Splits, ood: Mapping[str, Dataset]) -> list[list[Item]]:
     """Groups of items with equal content, the original first. Images without files are not compared.
 
@@ -99,12 +94,12 @@ def without_copies(splits: Splits, ood: Mapping[str, Dataset]) -> tuple[Splits, 
         contradict = len({item.label for item in group if not _is_outside(item.part)}) > 1
         for item in group if contradict else group[1:]:
             dropped.setdefault(item.part, set()).add(item.row)
-    kept = {
-        name: _without_rows(name, part, dropped[name]) if name in dropped else part
-        for name, part in parts_of(splits, ood).items()
-    }
-    known = {name: part for name, part in kept.items() if not _is_outside(name)}
-    outside = {name.removeprefix(OOD_SET): part for name, part in kept.items() if _is_outside(name)}
+
+    def kept(name: str, part: Dataset) -> Dataset:
+        return _without_rows(name, part, dropped[name]) if name in dropped else part
+
+    known = {name: kept(name, part) for name, part in splits.parts().items()}
+    outside = {name: kept(OOD_SET + name, part) for name, part in ood.items()}
     return replace(splits, **known), outside, _as_copies(groups)
 
 
@@ -166,8 +161,8 @@ def read_copies(folder: Path) -> list[Copy]:
 
 
 def _in_order(splits: Splits, ood: Mapping[str, Dataset]) -> list[tuple[str, Dataset]]:
-    parts = parts_of(splits, ood)
-    return sorted(parts.items(), key=lambda named: len(_PARTS) if _is_outside(named[0]) else _PARTS.index(named[0]))
+    known = sorted(splits.parts().items(), key=lambda named: _PARTS.index(named[0]))
+    return [*known, *((OOD_SET + name, images) for name, images in ood.items())]
 
 
 def _is_outside(part: str) -> bool:

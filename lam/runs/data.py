@@ -25,10 +25,10 @@ from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
 from lam.runs.config import DataConfig, RunConfig
 from lam.runs.copies import (
+    OOD_SET,
     Copy,
     check_copies,
     find_copies,
-    parts_of,
     perceptual_hash,
     read_copies,
     remark_on,
@@ -221,6 +221,11 @@ def check_texts(items: Dataset) -> None:
                 f"{preview.path}: {refusal} with the text, allowed is {refusal.allowed}: leave columns out, or lower "
                 "data.options.max_bytes"
             ) from None
+
+
+def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """All splits and OOD sets of a run by name."""
+    return {**splits.parts(), **{OOD_SET + name: images for name, images in ood.items()}}
 
 
 def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:

@@ -31,13 +31,14 @@ from lam.gallery.local_index import require_faiss
 from lam.methods.base import Method, Refit, Trained
 from lam.retrieval.metrics.registry import Key
 from lam.runs.config import UNSEEN, RunConfig
-from lam.runs.copies import COPIES, parts_of
+from lam.runs.copies import COPIES
 from lam.runs.corruption import CorruptionCurve, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
     RunData,
     load_data,
     loader_of,
+    parts_of,
     prepare_data,
     reference_features,
     warn_of_cut_texts,

@@ -815,12 +815,14 @@ AMBIGUITY_ROW = "laplace_posthoc, ambiguity"
 def suite_ambiguity() -> list[Row]:
     """κ of small networks with learnt ambiguity, beside κ_e and the first cosine."""
     scores = {"first cosine": "_cosine", "κ_e": "_kappa_epistemic", "κ": ""}
-    rows: list[Row] = [["run (seeds)", *(f"AUROC: {score}" for score in scores), "worst kind: κ_e", "worst kind: κ"]]
+    rows: list[Row] = [
+        ["run (seeds)", *(f"{figure}: {score}" for figure in ("AUROC", "worst kind") for score in scores)]
+    ]
     for name in SUITE:
         seeds = list(read(f"suite/{name}").get(AMBIGUITY_ROW, {}).values())
         if seeds:
             cells = [over_values(one[f"auroc{score}"] for one in seeds) for score in scores.values()]
-            trends = (over_values(least_trend(one, score) for one in seeds) for score in ("_kappa_epistemic", ""))
+            trends = (over_values(least_trend(one, score) for one in seeds) for score in scores.values())
             rows.append([f"{name} ({len(seeds)})", *cells, *trends])
     return rows
 

@@ -1,4 +1,4 @@
-"""Corruption of texts, and curves of κ and recall over the severity, to see whether κ falls with quality.
+"""Corruption of texts, and curves of κ, the first cosine and recall over the severity.
 
 `lam.inputs.corruption` corrupts images.
 """
@@ -89,12 +89,13 @@ class CorruptionCurve:
     Attributes:
         kappa: (V, N) concentrations.
         correct: (V, N) whether the first hit is right; the gallery is clean and leaves out the query itself.
-        parts: (V, N) values of κ_e, κ_a and p_known by name; empty if the encoder has not learnt its ambiguity.
+        scores: (V, N) values of other scores by name: the cosine of the first hit and, if the encoder has learnt its
+            ambiguity, κ_e, κ_a and p_known.
     """
 
     kappa: Float[Tensor, "V N"]
     correct: Bool[Tensor, "V N"]
-    parts: dict[str, Float[Tensor, "V N"]] = field(default_factory=dict)
+    scores: dict[str, Float[Tensor, "V N"]] = field(default_factory=dict)
 
     @property
     def recall(self) -> Float[Tensor, " V"]:
@@ -108,8 +109,8 @@ class CorruptionCurve:
 
     @property
     def trends(self) -> dict[str, float]:
-        """The trends of κ_e, κ_a and p_known by name."""
-        return {name: _trend(values) for name, values in self.parts.items()}
+        """The trends of `scores` by name."""
+        return {name: _trend(values) for name, values in self.scores.items()}
 
 
 def measure_corruption(
@@ -145,11 +146,12 @@ def measure_corruption(
     for kind, inputs_by_severity in worse_inputs(items, positions.tolist(), generator, kinds):
         embedded = [encoder.embed(list(inputs.split(BATCH))).to("cpu") for inputs in inputs_by_severity]
         cosines = (embeddings.mean @ gallery.T for embeddings in embedded)
-        nearest = (values.masked_fill(is_itself, -torch.inf).argmax(1, keepdim=True) for values in cosines)
+        best = [values.masked_fill(is_itself, -torch.inf).max(1) for values in cosines]
+        scores = [{"cosine": hit.values, **part.parts()} for hit, part in zip(best, embedded, strict=True)]
         curves[kind] = CorruptionCurve(
             torch.stack([embeddings.kappa for embeddings in embedded]),
-            torch.stack([relevant.gather(1, first)[:, 0] for first in nearest]),
-            {name: torch.stack([embeddings.parts()[name] for embeddings in embedded]) for name in embedded[0].parts()},
+            torch.stack([relevant.gather(1, hit.indices[:, None])[:, 0] for hit in best]),
+            {name: torch.stack([values[name] for values in scores]) for name in scores[0]},
         )
     return curves
 
@@ -176,7 +178,7 @@ def worse_inputs(
 
 
 def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
-    """Metrics `corruption_...`: median κ and recall@1 by kind and severity, and the trend of κ by kind.
+    """Metrics `corruption_...`: median κ and recall@1 by kind and severity, and trends of κ and other scores by kind.
 
     Crops add `crop_less_sure`: the share of queries whose κ is smaller for the smallest crop than for the whole image.
     """
@@ -189,7 +191,7 @@ def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool
                 values[f"{name}_kappa"] = float(curve.kappa[severity].median())
         if has_kappa:
             values[f"{kind}_trend"] = curve.trend
-        values |= {f"{kind}_trend_{part}": trend for part, trend in curve.trends.items()}
+        values |= {f"{kind}_trend_{score}": trend for score, trend in curve.trends.items()}
     metrics = {f"corruption_{name}": None if math.isnan(value) else value for name, value in values.items()}
     if has_kappa and "crop" in curves:
         whole, *_, smallest = curves["crop"].kappa

@@ -19,7 +19,8 @@ _PREVALENCE = "prevalence"
 _NO_MATCH = "no_match_auprc"
 _CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
 _TRENDS = {"trend": "trend of κ"} | {
-    f"trend_{score}": f"of {SCORES[score].short}" for score in ("kappa_epistemic", "kappa_aleatoric", "p_known")
+    f"trend_{score}": f"of {SCORES[score].short}"
+    for score in ("cosine", "kappa_epistemic", "kappa_aleatoric", "p_known")
 }
 Values = Mapping[str, float | int | None]
 

@@ -6,7 +6,6 @@ from difflib import SequenceMatcher
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from scipy.stats import spearmanr
 
 import lam
@@ -88,7 +87,7 @@ def test_the_trend_of_many_images_compares_none_with_another():
     assert CorruptionCurve(falling, falling > 0).trend == pytest.approx(-1)
 
 
-def test_parts_of_kappa_have_trends_of_their_own_and_crops_a_share():
+def test_other_scores_have_trends_of_their_own_and_crops_a_share():
     kappa = torch.rand(6, 20, generator=generator())
     parts = {"kappa_aleatoric": kappa.flip(0), "p_known": torch.arange(6)[:, None].expand(6, 20).float()}
     curve = CorruptionCurve(kappa, torch.ones(6, 20, dtype=torch.bool), parts)
@@ -118,6 +117,7 @@ def test_corrupted_queries_search_the_clean_gallery_without_themselves():
     cosines[torch.arange(25), rows] = -2
     expected = images.labels[cosines.argmax(1)] == images.labels[rows]
     assert torch.equal(curves["contrast"].correct[5], expected)
+    torch.testing.assert_close(curves["contrast"].scores["cosine"][5], cosines.amax(1))
     again = measure_corruption(encoder, images, evaluation, size=25, seed=3)
     assert all(torch.equal(again[kind].kappa, curve.kappa) for kind, curve in curves.items())
     (foggy,) = measure_corruption(encoder, images, evaluation, size=25, seed=3, kinds=["fog"]).items()
@@ -138,9 +138,9 @@ def test_metrics_name_every_kind_and_severity():
     assert metrics["corruption_blur_trend"] is None  # κ is one bound
     assert metrics["crop_less_sure"] == 0.5
     without = corruption_metrics(curves, has_kappa=False)
-    assert {name for name in metrics if name.endswith("recall@1")} == without.keys()
-    assert len(without) == 1 + 4 * 5
-    assert F.relu(torch.tensor(list(without.values()))).le(1).all()
+    assert {name for name in metrics if name.endswith(("recall@1", "trend_cosine"))} == without.keys()
+    assert len(without) == 1 + 4 * 5 + 4
+    assert torch.tensor(list(without.values())).abs().le(1).all()
 
 
 class TestTexts:

@@ -215,7 +215,7 @@ def measured(parsed: argparse.Namespace, name: str, source: Source, method: str,
     metrics = cell(parsed, name, source, method, seed).metrics
     if parsed.again:
         config = configured(parsed, name, source, method, seed)
-        metrics = Evaluator(config).evaluate(Run(config.folder).encoder, *load_data(config.data))[2]
+        metrics |= Evaluator(config).evaluate(Run(config.folder).encoder, *load_data(config.data))[2]
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in metrics.items()}
 
 

@@ -815,9 +815,7 @@ AMBIGUITY_ROW = "laplace_posthoc, ambiguity"
 def suite_ambiguity() -> list[Row]:
     """κ of small networks with learnt ambiguity, beside κ_e and the first cosine."""
     scores = {"first cosine": "_cosine", "κ_e": "_kappa_epistemic", "κ": ""}
-    rows: list[Row] = [
-        ["run (seeds)", *(f"{figure}: {score}" for figure in ("AUROC", "worst kind") for score in scores)]
-    ]
+    rows: list[Row] = [["run (seeds)", *(f"{figure}: {score}" for figure in ("AUROC", "worst") for score in scores)]]
     for name in SUITE:
         seeds = list(read(f"suite/{name}").get(AMBIGUITY_ROW, {}).values())
         if seeds:
@@ -830,7 +828,7 @@ def suite_ambiguity() -> list[Row]:
 @table
 def suite_trend() -> list[Row]:
     """One method of each kind."""
-    shown = ("knn_distance", "mc_dropout", "mcinfonce", "laplace_posthoc", "laplace_online")
+    shown = ("knn_distance", "mcinfonce", "laplace_posthoc", "laplace_online")
     return [row for row in by_method(least_trend) if row[0] in {"method", *(f"`{name}`" for name in shown)}]
 
 

@@ -1,25 +1,14 @@
-"""Training losses by name; each loss has its own file.
+"""Training losses by name.
 
 `build` creates losses on embeddings. A `DistributionLoss` also takes concentrations; methods create these losses. A
 method's option `curvature` chooses the posterior's curvature, independently of the loss.
 """
 
-from lam.losses.alignment import ConcentrationAlignment, Explicit
-from lam.losses.aninfonce import AnInfoNCE
 from lam.losses.base import Loss, MarginLoss, TrainableLoss
-from lam.losses.contrastive import Contrastive
-from lam.losses.distributions import DistributionLoss
-from lam.losses.elk import ELK
-from lam.losses.hib import HIB
-from lam.losses.infonce import InfoNCE
-from lam.losses.log_posterior import LogPosterior
-from lam.losses.mc_infonce import MCInfoNCE
-from lam.losses.pml import PytorchMetricLearning
-from lam.losses.siamese import BYOL, SimSiam
-from lam.losses.squared import Squared
-from lam.losses.supcon import SupCon
-from lam.losses.swav import SwAV
-from lam.losses.varcon import VarCon
+from lam.losses.distributions import ELK, HIB, DistributionLoss, MCInfoNCE
+from lam.losses.margin import Contrastive, LogPosterior, PytorchMetricLearning, Squared
+from lam.losses.softmax import AnInfoNCE, InfoNCE, SupCon, VarCon
+from lam.losses.views import BYOL, ConcentrationAlignment, Explicit, SimSiam, SwAV
 from lam.utils.registry import check_class, enter
 
 __all__ = [

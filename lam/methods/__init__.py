@@ -1,4 +1,4 @@
-"""Methods, one file each: a method trains a network and makes an encoder of it.
+"""Methods: a method trains a network and makes an encoder of it.
 
 A method is a dataclass of options, such as `Hib(n_samples=4)`, derived from `lam.methods.base.Method`. Its main
 function is `train(network, dataset, training)`. `METHODS` holds the classes by name; `register` adds another.
@@ -6,24 +6,15 @@ function is `train(network, dataset, training)`. `METHODS` holds the classes by 
 
 from lam.methods.aninfonce import Aninfonce
 from lam.methods.base import Method, Trained
-from lam.methods.byol import Byol
+from lam.methods.concentration import Elk, HibVmf, Mcinfonce
 from lam.methods.deep_ensemble import DeepEnsemble
-from lam.methods.deterministic import Deterministic
-from lam.methods.elk import Elk
+from lam.methods.deterministic import Deterministic, McDropout, Norm, Varcon
+from lam.methods.head import LossPrediction, Pfe
 from lam.methods.hib import Hib
-from lam.methods.hib_vmf import HibVmf
 from lam.methods.knn_distance import KnnDistance
 from lam.methods.laplace_online import LaplaceOnline
 from lam.methods.laplace_posthoc import LaplacePosthoc
-from lam.methods.loss_prediction import LossPrediction
-from lam.methods.mc_dropout import McDropout
-from lam.methods.mcinfonce import Mcinfonce
-from lam.methods.norm import Norm
-from lam.methods.pfe import Pfe
-from lam.methods.simclr import Simclr
-from lam.methods.simsiam import Simsiam
-from lam.methods.swav import Swav
-from lam.methods.varcon import Varcon
+from lam.methods.views import Byol, Simclr, Simsiam, Swav
 from lam.training import Training
 from lam.utils.registry import check_class, enter
 

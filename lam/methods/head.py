@@ -7,10 +7,15 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.losses import Loss
-from lam.methods.base import Method
+from lam.encoders.concentration import HeadEncoder
+from lam.encoders.gaussian import GaussianEncoder
+from lam.losses import Loss, SupCon
+from lam.losses.heads import loss_prediction, mutual_likelihood
+from lam.methods.base import Method, Trained, head_of
 from lam.models.head import features_and_output
-from lam.models.weights import sha256_of_weights
+from lam.models.kappa_head import KappaHead
+from lam.models.uncertainty_head import UncertaintyHead
+from lam.models.weights import sha256_of_weights, unwrapped
 from lam.training import History, Minibatch, Step, Training, train
 from lam.utils.checks import check_at_least, check_positive
 
@@ -70,3 +75,83 @@ class HeadStep(Step):
         """The head's loss; the argument `loss` is not used."""
         features, output = features_and_output(self.network, self.path, batch.inputs)
         return self.loss(network(features.float()), F.normalize(batch.gather(output).float()), batch)
+
+
+@dataclass(frozen=True)
+class Pfe(HeadMethod):
+    """Train a network, then freeze it and train an uncertainty head.
+
+    The mean of an embedding is the network's unit vector. The head learns from all positive pairs of a batch.
+
+    Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4.
+
+    Attributes:
+        learning_rate: learning rate of the head, high because the head starts at variance e⁻⁷ for all inputs.
+        shared: whether the head's last batch norm shares one scale and shift between all dimensions.
+    """
+
+    learning_rate: float = 1e-2
+    shared: bool = True
+
+    name = "pfe"
+    encoder = GaussianEncoder
+
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`."""
+        network = unwrapped(network)
+        path = head_of(network, dataset)
+        histories = self.train_network(network, dataset, training)
+        layer: Any = network.get_submodule(path)
+        uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
+        histories["head"] = self.train_head(uncertainty, network, path, loss_of_head, dataset, training)
+        own = {"uncertainty": uncertainty, "unit_mean": True}
+        return Trained(self.encoder_of(network, path, dataset, training, **own), histories)
+
+
+def loss_of_head(log_variance: Tensor, mean: Tensor, batch: Minibatch) -> Tensor:
+    """The mutual likelihood loss over all positive pairs of a batch."""
+    return mutual_likelihood(mean, log_variance, batch.pairs)
+
+
+@dataclass(frozen=True)
+class LossPrediction(HeadMethod):
+    """Train a network, then freeze it and train a head that predicts each item's loss.
+
+    The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
+    Only items with a match in the batch train the head. κ is 1 / prediction; only the order of κ has a meaning. A
+    Laplace run that starts from this run takes this κ as κ_a, the κ of ambiguity. The source trains network and head
+    together; here the head does not change retrieval.
+
+    Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
+    learning benchmark for transferable uncertainty estimates", where this head is the strongest.
+
+    Attributes:
+        temperature: temperature of the predicted loss, positive.
+        hidden: units of the head's hidden layer, at least 1.
+    """
+
+    temperature: float = 0.1
+    hidden: int = 128
+
+    name = "loss_prediction"
+    encoder = HeadEncoder
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("temperature", self.temperature)
+        check_at_least("hidden", self.hidden, 1)
+
+    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
+        """Train a network and its head; see `Method.train`. Stages are `train` and `head`."""
+        network = unwrapped(network)
+        path = head_of(network, dataset)
+        histories = self.train_network(network, dataset, training)
+        layer: Any = network.get_submodule(path)
+        head = KappaHead(layer.in_features, self.hidden, start=1.0, form="inverse", seed=training.seed)
+        predicted = SupCon(2.0, self.temperature)
+
+        def loss(kappa: Tensor, embeddings: Tensor, batch: Minibatch) -> Tensor:
+            return loss_prediction(1 / kappa, *predicted.of_anchors(embeddings, batch.pairs))
+
+        histories["head"] = self.train_head(head, network, path, loss, dataset, training)
+        return Trained(self.encoder_of(network, path, dataset, training, kappa_head=head), histories)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
-from lam.losses.soft_contrastive import soft_contrastive
+from lam.losses.heads import soft_contrastive
 from lam.methods.base import Learned, Method, Trained, head_of
 from lam.models.head import head_input_and_output
 from lam.models.uncertainty_head import UncertaintyHead

@@ -1,15 +1,19 @@
 """Methods that learn without labels, from two random views of each image."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lam.datasets.views import TwoViews, Views
-from lam.losses import Loss
-from lam.losses.alignment import Explicit, Regulariser
+from lam.losses import BYOL, ConcentrationAlignment, Loss, SimSiam, SwAV
+from lam.losses.views import Explicit, Regulariser
 from lam.methods.base import Learned
-from lam.methods.concentration import ConcentrationMethod, KappaBy
+from lam.methods.concentration import ConcentrationMethod, DistributionNetwork, KappaBy
 from lam.models.kappa_head import Form
 from lam.pairs.relation import Relation
 from lam.training import Training
@@ -74,3 +78,126 @@ class ViewsMethod(ConcentrationMethod):
         """Two views of each image; all other images of a batch are negatives."""
         training = replace(training, relation=Relation(), per_class=None, miner="all", max_pairs=None)
         return TwoViews(dataset, self.view()), training
+
+
+@dataclass(frozen=True)
+class Simclr(ViewsMethod):
+    """Train by NT-Xent; negatives are the views of all other images in a batch.
+
+    Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations".
+
+    Attributes:
+        temperature: τ of NT-Xent.
+    """
+
+    temperature: float = 0.5
+
+    name = "simclr"
+
+    def loss(self, dimension: int, seed: int) -> ConcentrationAlignment:
+        return ConcentrationAlignment(self.explicit(), self.temperature)
+
+
+@dataclass(frozen=True)
+class Simsiam(ViewsMethod):
+    """Train by the cosine of each view's prediction with the other view, without negatives.
+
+    Source: Chen and He (2021), "Exploring simple Siamese representation learning".
+
+    Attributes:
+        predictor: units of the predictor's hidden layer; the encoder has no predictor.
+    """
+
+    predictor: int = 128
+
+    name = "simsiam"
+    normalises = True
+
+    def loss(self, dimension: int, seed: int) -> SimSiam:
+        return SimSiam(dimension, self.predictor, self.explicit(), seed=seed)
+
+
+@dataclass(frozen=True)
+class Byol(ViewsMethod):
+    """Train by the distance of each view's prediction from the other view's target.
+
+    A copy of the network computes the targets. Before each training pass, the copy's weights ξ follow the network's
+    weights θ: ξ ← m ξ + (1 − m) θ. In the source, m grows to 1. Checkpoints hold the copy; encoders do not.
+
+    Source: Grill et al. (2020), "Bootstrap your own latent: a new approach to self-supervised learning".
+
+    Attributes:
+        predictor: units of the predictor's hidden layer; the encoder has no predictor.
+        momentum: m in [0, 1).
+    """
+
+    predictor: int = 128
+    momentum: float = 0.99
+
+    name = "byol"
+    normalises = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+
+    def loss(self, dimension: int, seed: int) -> BYOL:
+        return BYOL(dimension, self.predictor, self.explicit(), seed=seed)
+
+    def model(self) -> Callable[..., "MomentumNetwork"]:
+        return partial(MomentumNetwork, momentum=self.momentum)
+
+
+class MomentumNetwork(DistributionNetwork):
+    """A `DistributionNetwork` and a slower copy without gradients, updated before each training pass."""
+
+    def __init__(self, network: nn.Module, head: str, *arguments: Any, momentum: float, **options: Any) -> None:
+        super().__init__(network, head, *arguments, **options)
+        self.momentum = momentum
+        own = copy.deepcopy(network), copy.deepcopy(self.norm)
+        self.target = DistributionNetwork(own[0], head, None, self.loss, start=1.0, norm=own[1])
+        del self.target.loss
+        self.target.requires_grad_(False)
+
+    def forward(self, inputs: Any) -> tuple[Tensor, ...]:
+        """μ (N, D), κ (N,) and targets (N, D)."""
+        if self.training:
+            for part in ("network", "norm"):
+                follow(getattr(self.target, part), getattr(self, part), self.momentum)
+        with torch.no_grad():
+            targets, _ = self.target(inputs)
+        return *super().forward(inputs), targets
+
+
+@torch.no_grad()
+def follow(target: nn.Module, network: nn.Module, momentum: float) -> None:
+    """ξ ← m ξ + (1 − m) θ for all weights, in place; equal weights stay exactly equal."""
+    for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
+        slow.lerp_(fast, 1 - momentum)
+
+
+@dataclass(frozen=True)
+class Swav(ViewsMethod):
+    """Train by predicting one of several learned prototypes of one view from the other; without multi-crop.
+
+    Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments".
+
+    Attributes:
+        n_prototypes: number J of prototypes; the encoder does not keep them.
+        temperature: τ of the predictions.
+        smoothness: ε of the assignments.
+        n_iterations: iterations of Sinkhorn and Knopp's algorithm.
+    """
+
+    n_prototypes: int = 256
+    temperature: float = 0.1
+    smoothness: float = 0.05
+    n_iterations: int = 3
+
+    name = "swav"
+    normalises = True
+
+    def loss(self, dimension: int, seed: int) -> SwAV:
+        numbers = (self.n_prototypes, self.temperature, self.smoothness, self.n_iterations)
+        return SwAV(dimension, *numbers, self.explicit(), seed=seed)

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lam.losses import ELK, HIB, ConcentrationAlignment, DistributionLoss, Explicit, InfoNCE, MCInfoNCE
-from lam.losses.distributions import drawn_negatives
-from lam.losses.elk import log_expected_likelihood
-from lam.losses.loss_prediction import loss_prediction
+from lam.losses.distributions import drawn_negatives, log_expected_likelihood
+from lam.losses.heads import loss_prediction
 from lam.pairs import Pairs
 from lam.vmf import VonMisesFisher, log_normalizer
 from tests.losses.test_losses import PAIRS, infonce_by_loop, unit

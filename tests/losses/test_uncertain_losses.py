@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.losses.soft_contrastive import soft_contrastive
+from lam.losses.heads import mutual_likelihood, soft_contrastive
 from lam.pairs.pairs import Pairs
 from tests.losses.test_losses import PAIRS
 

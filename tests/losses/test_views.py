@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lam.losses import BYOL, Explicit, SimSiam, SwAV
-from lam.losses.swav import sinkhorn
+from lam.losses.views import sinkhorn
 from lam.pairs import Pairs
 from tests.losses.test_losses import unit
 

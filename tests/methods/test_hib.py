@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 import lam
 from lam import models
 from lam.encoders.gaussian import GaussianEncoder
-from lam.losses.soft_contrastive import soft_contrastive
+from lam.losses.heads import soft_contrastive
 from lam.methods.hib import Hib, HibNetwork, HibStep, divergence_from_unit_gaussian
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.mining import Mining

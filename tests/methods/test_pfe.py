@@ -11,9 +11,8 @@ import lam
 from lam import losses, models
 from lam.datasets import TensorImages
 from lam.encoders.gaussian import GaussianEncoder
-from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.head import HeadStep
-from lam.methods.pfe import Pfe, loss_of_head
+from lam.losses.heads import mutual_likelihood
+from lam.methods.head import HeadStep, Pfe, loss_of_head
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import DivergenceError, Minibatch
 from tests.methods.small_data import trainer

@@ -16,8 +16,8 @@ from lam.datasets import TensorImages
 from lam.encoders.concentration import HeadEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.methods import Aninfonce, Byol, Simclr, Simsiam, Swav, Training
-from lam.methods.byol import follow
 from lam.methods.concentration import DistributionNetwork
+from lam.methods.views import follow
 from lam.retrieval.metrics.probing import knn_accuracy
 from lam.training import checkpoints
 from tests.methods import small_data as small

@@ -193,7 +193,7 @@ def pfe_and_hib(**options: Any) -> dict[str, Tensor]:
 
 def steady_heads(folder: Path) -> dict[str, Tensor]:
     """PFE and HIB, both without the statistics of batches."""
-    with patch("lam.methods.pfe.UncertaintyHead", SteadyHead), patch("lam.methods.hib.UncertaintyHead", SteadyHead):
+    with patch("lam.methods.head.UncertaintyHead", SteadyHead), patch("lam.methods.hib.UncertaintyHead", SteadyHead):
         return pfe_and_hib(optimizer="sgd", learning_rate=0.01)
 
 

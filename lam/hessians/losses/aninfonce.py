@@ -22,7 +22,7 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
     Source: Rusak et al. (2024), equation 3.
 
     Attributes:
-        concentration: (D,) Λ > 0, the difference Λ⁺ − Λ⁻ of `lam.losses.aninfonce`. In a method's options, None means
+        concentration: (D,) Λ > 0, the difference Λ⁺ − Λ⁻ of `lam.losses.AnInfoNCE`. In a method's options, None means
             the value that the loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 

@@ -1,0 +1,122 @@
+"""Losses of heads that learn the uncertainty of embeddings: of HIB, PFE and loss prediction."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lam.losses.base import weighted_mean
+from lam.pairs.pairs import Pairs
+
+
+def soft_contrastive(
+    samples: Float[Tensor, "S N D"], pairs: Pairs, *, scale: Float[Tensor, ""], offset: Float[Tensor, ""]
+) -> Float[Tensor, ""]:
+    """Minus the log probability that positive pairs match and negative pairs do not.
+
+    With the samples z₁ˢ and z₂ᵗ of two items, p(match) = 1/S² Σ_st sigmoid(b − a ‖z₁ˢ − z₂ᵗ‖). The loss is the mean of
+    −log p over positive pairs plus the mean of −log(1 − p) over negative pairs. There are two means, because the source
+    draws equally many pairs of each kind.
+
+    Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding", section 2.
+
+    Args:
+        samples: (S, N, D), S ≥ 1 samples of each item; all pairs of samples are compared.
+        pairs: the pairs among these N items.
+        scale: a > 0.
+        offset: b.
+
+    Returns:
+        A scalar, ≥ 0; zero without a pair.
+
+    Raises:
+        ValueError: for pairs of another number of items.
+
+    Example:
+        >>> samples, one = torch.tensor([[[0.0], [1.0]]]), torch.tensor(1.0)
+        >>> soft_contrastive(samples, Pairs.by_label(torch.tensor([7, 7])), scale=one, offset=one)
+        tensor(0.6931)
+    """
+    n_samples, n_items, dimension = samples.shape
+    pairs.check_size(n_items)
+    flat = samples.transpose(0, 1).reshape(n_items * n_samples, dimension)
+    # Not by ‖x‖² + ‖y‖² − 2xy: its root has no gradient at 0 and loses half of the digits.
+    distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
+    blocks = distance.view(n_items, n_samples, n_items, n_samples).transpose(1, 2)
+
+    def mean_log_probability(kind: Tensor, sign: int) -> Tensor:
+        first, second = kind.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the probability
+        log_matches = F.logsigmoid(sign * (offset - scale * blocks[first, second]))  # 1 − sigmoid(x) = sigmoid(−x)
+        log_probability = log_matches.flatten(1).logsumexp(1) - 2 * math.log(n_samples)
+        return weighted_mean(log_probability, kind[first, second])
+
+    return -mean_log_probability(pairs.positive, 1) - mean_log_probability(pairs.negative, -1)
+
+
+def mutual_likelihood(
+    mean: Float[Tensor, "N D"], log_variance: Float[Tensor, "N D"], pairs: Pairs
+) -> Float[Tensor, ""]:
+    """Minus the mean log likelihood that the two embeddings of a positive pair are the same point.
+
+    For a pair, −log ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz is ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the
+    constant ½ D log 2π.
+
+    Source: Shi and Jain (2019), "Probabilistic face embeddings", section 3.2.
+
+    Args:
+        mean: (N, D) means.
+        log_variance: (N, D) logarithms of the variances, which do not underflow.
+        pairs: the pairs among these N items.
+
+    Returns:
+        A scalar, which may be negative; zero without a positive pair.
+
+    Raises:
+        ValueError: for mean and variance of different shapes, or pairs of another number of items.
+
+    Example:
+        >>> mean, log_variance = torch.tensor([[0.0], [2.0]]), torch.zeros(2, 1)
+        >>> mutual_likelihood(mean, log_variance, Pairs.by_label(torch.tensor([7, 7])))
+        tensor(1.3466)
+    """
+    if mean.shape != log_variance.shape:
+        raise ValueError(
+            f"mean and log_variance must have one shape, got {tuple(mean.shape)} and {tuple(log_variance.shape)}"
+        )
+    pairs.check_size(len(mean))
+    first, second = pairs.positive.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the score
+    log_sum = torch.logaddexp(log_variance[first], log_variance[second])
+    scaled = (mean[first] - mean[second]) * (-log_sum / 2).exp()
+    score = (scaled.square() + log_sum).sum(1) / 2
+    return weighted_mean(score, pairs.positive[first, second])
+
+
+def loss_prediction(
+    predicted: Float[Tensor, " N"], losses: Float[Tensor, " N"], counts: Bool[Tensor, " N"]
+) -> Float[Tensor, ""]:
+    """Mean of (u − ℓ)² over items, with the prediction u of an item's loss ℓ; ℓ gets no gradient.
+
+    Source: Yoo and Kweon (2019), "Learning loss for active learning", compares losses in pairs; the squared error is
+    by Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
+
+    Args:
+        predicted: (N,) prediction for each item.
+        losses: (N,) loss of each item.
+        counts: (N,) whether an item has a loss; an item without a positive pair has none.
+
+    Returns:
+        A scalar, zero if no item has a loss.
+
+    Raises:
+        ValueError: for different lengths.
+
+    Example:
+        >>> loss_prediction(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 9.0]), torch.tensor([True, False]))
+        tensor(4.)
+    """
+    if not predicted.shape == losses.shape == counts.shape:
+        shapes = ", ".join(str(tuple(values.shape)) for values in (predicted, losses, counts))
+        raise ValueError(f"predicted, losses and counts must have one value for each item, got shapes {shapes}")
+    return weighted_mean((predicted - losses.detach()).square(), counts)

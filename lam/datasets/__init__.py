@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, spots, texts
 from lam.datasets.base import Dataset, ImagesAsFiles, MissingDataError, TensorImages
-from lam.datasets.cars196 import cars
-from lam.datasets.cub200 import birds
 from lam.datasets.folder import FolderImages
-from lam.datasets.place_images import PlaceImages
+from lam.datasets.halved import birds, cars
+from lam.datasets.places import PlaceImages
 from lam.datasets.small_images import cifar10, fashionmnist, mnist, svhn
 from lam.datasets.splits import Splits
 from lam.datasets.texts import Texts
@@ -84,7 +83,7 @@ def load(
         preprocessing: a `Preprocessing` of images, or a dict of the fields that differ from ImageNet's preprocessing,
             such as {"size": 32}. Each data set has its default.
         options: arguments of the data set's loader: for cub200 and cars196, `HalvedClasses.splits` in
-            `lam.datasets.published`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
+            `lam.datasets.halved`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
             `lam.datasets.small_images`; for clinc150 and banking77, a function in `lam.datasets.intents`; for others,
             `splits` in the module of the same name. For texts, options are fields of `lam.datasets.texts.TextOptions`.
 

@@ -22,7 +22,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from lam.datasets.base import ImageOptions
-from lam.datasets.place_images import PlaceImages
+from lam.datasets.places import PlaceImages
 from lam.datasets.published import SIZE, Source, check_present
 from lam.datasets.splits import Splits
 from lam.inputs.preprocessing import Preprocessing

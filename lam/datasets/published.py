@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from lam.datasets.base import Dataset, ImageOptions, MissingDataError, stratified_split
+from lam.datasets.base import Dataset, MissingDataError, stratified_split
 from lam.datasets.folder import FolderImages
-from lam.datasets.splits import Splits, fraction_of
+from lam.datasets.splits import fraction_of
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import first_of
 
@@ -107,46 +107,6 @@ class Annotations:
         present = check_present(self.paths, annotated_in=self.path, allow_missing=allow_missing)
         paths = list(compress(self.paths, present.tolist()))
         return FolderImages(paths, self.labels[present], name=name, classes=self.classes, preprocessing=preprocessing)
-
-
-@dataclass(frozen=True)
-class HalvedClasses:
-    """Photographs split by class: the first half of the classes is for training and validation, the second for testing.
-
-    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Here, validation classes are held out of the first half:
-        training sees neither validation nor test classes.
-
-    Args:
-        source: name of the data set, and how to get it.
-        read: function that reads the annotations from a root; see `Source.roots`.
-    """
-
-    source: Source
-    read: Callable[[Source, str | Path | None], Annotations]
-
-    def splits(
-        self,
-        *,
-        root: str | Path | None = None,
-        seed: int = 0,
-        preprocessing: ImageOptions = None,
-        validation: float = 0.2,
-        allow_missing: bool = False,
-    ) -> Splits:
-        """The data set with ImageNet's preprocessing.
-
-        Args:
-            root: folder of its files; $LAM_DATA/<name> by default.
-            seed: seed of the held-out classes.
-            preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
-            validation: fraction of the training classes that is held out.
-            allow_missing: whether missing images are left out with a warning.
-        """
-        annotations = self.read(self.source, root)
-        preprocessing = Preprocessing.of(preprocessing, SIZE)
-        images = annotations.images(self.source.name, preprocessing, allow_missing=allow_missing)
-        is_test = torch.arange(len(images.classes)) >= len(images.classes) // 2
-        return Splits(**split_by_class(images, is_test, validation=validation, seed=seed))
 
 
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:

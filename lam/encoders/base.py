@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
-from lam.encoders.batches import Batch, HeldOut, as_batches, labelled_batches, split_batch
+from lam.encoders.batches import Batch, HashedBatches, HeldOut, as_batches, labelled_batches, split_batch
 from lam.encoders.files import SavedEncoder
-from lam.encoders.seen import HashedBatches
 from lam.hessians.outputs import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
@@ -84,7 +83,7 @@ class Encoder(ABC):
         ood_score: score for OOD detection: `kappa`, or `knn`, the distance to training features.
         n_samples: default number S ≥ 2 of samples behind each κ. `save` writes S, because a threshold on κ is valid
             for one S only.
-        trained_on: hashes of some training items; see `lam.encoders.seen`.
+        trained_on: hashes of some training items; see `lam.encoders.batches`.
     """
 
     kind: ClassVar[str]

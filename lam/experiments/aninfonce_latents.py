@@ -20,8 +20,7 @@ from lam import datasets
 from lam.datasets import Splits
 from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, Row, check_choices
 from lam.experiments.images import pixels_of
-from lam.experiments.networks import layers
-from lam.experiments.vae import trained_decoder
+from lam.experiments.networks import layers, trained_decoder
 from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
 from lam.retrieval.metrics.probing import knn_accuracy, linear_probe

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lam import losses
+from lam.datasets.augmented import TwoViews, Views
 from lam.datasets.base import Dataset
-from lam.datasets.views import TwoViews, Views
 from lam.encoders.base import Encoder
 from lam.experiments.base import SECONDS, Outcome, Progress, check_choices
 from lam.experiments.images import ImageExperiment, pixels_of

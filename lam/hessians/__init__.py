@@ -1,4 +1,4 @@
-"""Curvature of a loss with respect to a network's weights; each loss and each structure has its own file."""
+"""Curvature of a loss with respect to a network's weights."""
 
 from lam.hessians.last_layer import (
     diagonal_ggn,
@@ -19,9 +19,8 @@ from lam.hessians.losses import (
 )
 from lam.hessians.structures.base import Structure, SummedCurvature
 from lam.hessians.structures.diagonal import Diagonal
-from lam.hessians.structures.ekfac import Ekfac
 from lam.hessians.structures.full import Full
-from lam.hessians.structures.kron import Kron
+from lam.hessians.structures.kron import Ekfac, Kron
 from lam.hessians.structures.layers import LayersDiagonal, LayersKron
 from lam.hessians.structures.low_rank import LowRank
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.losses import Curvature
+from lam.hessians.losses.base import ItemCurvature
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_of_class, cross_sum_over_pairs
-from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.outputs import check_feature_values, check_layer, outputs
 from lam.hessians.relations import LabelRelation, NeighbourRelation, Related, cost_of
 from lam.hessians.structures.base import Structure, weighted_by_term, with_ones

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.datasets.views import ViewsOfKinds, check_images
+from lam.datasets.augmented import AugmentationOptions, Augmented, ViewsOfKinds, check_images
 from lam.losses import AnInfoNCE, Loss
 from lam.losses.base import margin_of
 from lam.methods.base import Learned, head_of

@@ -11,9 +11,8 @@ from torch.utils.data import Subset
 
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
-from lam.encoders.batches import Batch, HeldOut
+from lam.encoders.batches import Batch, HeldOut, item_hashes, spread
 from lam.encoders.deterministic import SeededEncoder
-from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
 from lam.hessians.outputs import check_sphere
 from lam.losses import Loss

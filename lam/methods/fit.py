@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders.base import at_least_float32
-from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.batches import REMEMBERED, Batch, as_batches, item_hashes, split_batch, spread
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.layers import LayersEncoder
-from lam.encoders.seen import REMEMBERED, item_hashes, spread
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.outputs import check_feature_values, check_kinds, check_sphere
 from lam.hessians.structures.layers import LayersCurvature

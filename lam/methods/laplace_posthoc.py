@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lam.datasets.augmented import without_augmentation
-from lam.datasets.views import TwoViews, Views
+from lam.datasets.augmented import TwoViews, Views, without_augmentation
 from lam.encoders import BayesianEncoder, Encoder
 from lam.encoders.batches import Batch, HeldOut, as_batches, split_batch
 from lam.hessians import ContrastiveCurvature, Curvature

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lam.datasets.views import TwoViews, Views
+from lam.datasets.augmented import TwoViews, Views
 from lam.losses import BYOL, ConcentrationAlignment, Loss, SimSiam, SwAV
 from lam.losses.views import Explicit, Regulariser
 from lam.methods.base import Learned

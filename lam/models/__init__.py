@@ -14,12 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import photographs
+from lam.models.convnets import cifar_resnet, convnet8, convnet28, convnet32, resnet
 from lam.models.libraries import from_timm, from_torchvision
 from lam.models.network import EmbeddingNetwork, Option
 from lam.models.photographs import efficientnet_lite0
-from lam.models.resnet import cifar_resnet, resnet
 from lam.models.sentences import from_sentence_transformers
-from lam.models.small_convnets import convnet8, convnet28, convnet32
 from lam.models.weights import by_plain_name, check_state
 from lam.utils.checks import check_at_least, check_options
 from lam.utils.random import seeded

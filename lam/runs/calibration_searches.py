@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.datasets import Dataset, Splits
 from lam.datasets.texts import Columns
 from lam.encoders.base import Prediction
-from lam.encoders.seen import HashedBatches
+from lam.encoders.batches import HashedBatches
 from lam.gallery.embed import read_items
 from lam.pairs.relevance import Relevance
 from lam.retrieval.decisions.calibrate import OtherQueries

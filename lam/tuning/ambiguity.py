@@ -22,8 +22,7 @@ from lam.models.kappa_head import Form, KappaHead, kappa_of
 from lam.pairs.relevance import Relevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.uncertainty import ausc
-from lam.tuning.tensors import TensorRecord
-from lam.tuning.typicality import Typicality, learn_typicality, p_known
+from lam.tuning.typicality import TensorRecord, Typicality, learn_typicality, p_known
 from lam.utils.autocast import without_autocast
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_at_least, check_finite

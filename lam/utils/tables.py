@@ -5,6 +5,7 @@ import csv
 import gzip
 import itertools
 import json
+import logging
 import math
 import re
 import warnings
@@ -13,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mode
 from typing import Any, TextIO
 
 import torch
@@ -22,7 +24,6 @@ from torch import Tensor
 from lam.utils.checks import first_of
 from lam.utils.notes import Note
 from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
-from lam.utils.tasks import are_tasks, rows_of_tasks
 
 _LONGEST_FIELD = 2**31 - 1  # a text may have any length; this is the greatest C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -69,7 +70,7 @@ class Table:
         The first line of a CSV file names its columns; a line such as `sep=;` may come before it. By default, the
         separator is a comma, semicolon, tab or bar, whichever fits the first lines; a `Note` names it, except a comma.
         Blanks around values, empty lines, and final rows without a value are skipped. A JSON file holds a list of
-        objects, or tasks of Label Studio (`lam.utils.tasks`). A JSON Lines file holds an object in each line. An .xlsx
+        objects, or tasks of Label Studio (Label Studio). A JSON Lines file holds an object in each line. An .xlsx
         workbook gives its first sheet. Workbooks and Parquet files (.parquet) need the extra `tables`.
 
         Args:
@@ -327,3 +328,54 @@ def _json(value: object) -> Any:
 
 
 _OBJECTS = {".json": _json_rows, ".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}
+
+
+_LOG = logging.getLogger(__name__)
+_ITEM_CONTROLS = ("choices", "taxonomy", "rating")  # controls that label a whole item, not a part of it
+
+
+def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether rows are tasks: each has data and a list of annotations."""
+    return bool(rows) and all(
+        isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list) for row in rows.values()
+    )
+
+
+def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The data of each task, and its labels by the names of the controls (fields) in Label Studio's form.
+
+    If some annotations of a task are marked as ground truth, only these count. The most frequent label wins. Skipped
+    annotations do not count. Tasks without a label are left out; a log message counts them.
+
+    Args:
+        path: the file, for errors.
+        tasks: tasks by number, each with `data` and `annotations`.
+
+    Raises:
+        ValueError: If annotations have another form; the error names the first task.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for number, task in tasks.items():
+        try:
+            labels = _labels(task["annotations"])
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(
+                f"{path}: object {number} has no annotations of Label Studio's form: export a CSV file instead"
+            ) from None
+        if labels:
+            rows[number] = {**task["data"], **labels}
+    if n_left_out := len(tasks) - len(rows):
+        _LOG.warning("%s: %d of %d tasks have no label and are left out", path, n_left_out, len(tasks))
+    return rows
+
+
+def _labels(annotations: list[Any]) -> dict[str, str]:
+    """Labels of a task by control."""
+    kept = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
+    kept = [annotation for annotation in kept if annotation.get("ground_truth")] or kept
+    labels: dict[str, list[str]] = {}
+    for result in (result for annotation in kept for result in annotation["result"]):
+        if result["type"] in _ITEM_CONTROLS and (value := result["value"][result["type"]]):
+            one = value[0] if isinstance(value, list) and len(value) == 1 else value
+            labels.setdefault(result["from_name"], []).append(one if isinstance(one, str) else json.dumps(one))
+    return {name: mode(of_control) for name, of_control in labels.items()}

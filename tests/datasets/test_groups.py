@@ -6,7 +6,7 @@ import torch
 
 from lam.datasets import TensorImages, load
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.datasets.place_images import PlaceImages
+from lam.datasets.places import PlaceImages
 from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.pairs import Pairs
 from lam.training.batches import Batches

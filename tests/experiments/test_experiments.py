@@ -18,9 +18,9 @@ from lam.experiments.augmentation_readout import AugmentationReadout
 from lam.experiments.base import SECONDS, Plot
 from lam.experiments.explicit_concentration import BY_KIND, OUTSIDERS, ExplicitConcentration, outlyingness
 from lam.experiments.images import NETWORKS
+from lam.experiments.networks import trained_decoder
 from lam.experiments.posterior_recovery import PosteriorRecovery, Process, compared, drawn, pairs_of_batch
 from lam.experiments.report import _picture
-from lam.experiments.vae import trained_decoder
 from lam.experiments.varcon_accuracy import ClassDirections, VarConAccuracy
 from lam.inputs.corruption import published_kinds
 from lam.losses import AnInfoNCE, MCInfoNCE

@@ -24,8 +24,8 @@ from lam.hessians import (
     output_curvature,
     total_output_curvature,
 )
+from lam.hessians.losses.base import BatchItems
 from lam.hessians.losses.contrastive import FIXES, SPLITS
-from lam.hessians.losses.items import BatchItems
 from lam.hessians.losses.outer_products import positive_arccos, positive_part
 from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.pairs import Pairs

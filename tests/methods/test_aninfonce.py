@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from lam.datasets import TensorImages
-from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.datasets.views import ViewsOfKinds
+from lam.datasets.augmented import AugmentationOptions, Augmented, ViewsOfKinds
 from lam.losses import AnInfoNCE, SupCon
 from lam.methods import Aninfonce
 from lam.methods.aninfonce import AnInfoNCEStep, rows_of_members

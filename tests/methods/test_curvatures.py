@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
-from lam.datasets.views import TwoViews, Views
-from lam.encoders.seen import item_hashes
+from lam.datasets.augmented import TwoViews, Views
+from lam.encoders.batches import item_hashes
 from lam.hessians import ContrastiveCurvature, Curvature, InfoNCECurvature, SupConCurvature, VarConCurvature
 from lam.hessians.losses import from_settings, to_settings
 from lam.methods import METHODS as ALL_METHODS

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from lam.datasets import TensorImages
-from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.datasets.views import TwoViews, Views
+from lam.datasets.augmented import AugmentationOptions, Augmented, TwoViews, Views
 from lam.methods import Simclr
 from tests.methods import small_data as small
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import lam
 from lam import fit, fit_features
+from lam.encoders.batches import item_hashes
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.encoders.seen import item_hashes
 from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, relevance_of

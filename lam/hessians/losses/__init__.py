@@ -1,28 +1,15 @@
-"""Curvatures of losses by name; each loss has its own file."""
+"""Curvatures of losses by name."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from lam.hessians.losses.aninfonce import AnInfoNCECurvature
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import ContrastiveCurvature
-from lam.hessians.losses.supcon import InfoNCECurvature, SupConCurvature
-from lam.hessians.losses.varcon import VarConCurvature
+from lam.hessians.losses.cross_entropies import AnInfoNCECurvature, InfoNCECurvature, SupConCurvature, VarConCurvature
 from lam.utils.registry import check_class, enter
 
-__all__ = [
-    "CURVATURES",
-    "AnInfoNCECurvature",
-    "ContrastiveCurvature",
-    "Curvature",
-    "InfoNCECurvature",
-    "SupConCurvature",
-    "VarConCurvature",
-    "from_settings",
-    "register",
-    "to_settings",
-]
+__all__ = ["from_settings", "to_settings"]  # `lam.hessians` exports the other names
 
 CURVATURES: dict[str, type[Curvature]] = {
     "contrastive": ContrastiveCurvature,

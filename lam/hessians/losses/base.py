@@ -1,19 +1,87 @@
-"""`Curvature` of a loss with respect to a network's outputs; see `lam.hessians.structures` for the weights."""
+"""`Curvature` of a loss with respect to a network's outputs, and `ItemCurvature`, its value for each item."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses.items import BatchItems, ItemCurvature, SliceableItems
 from lam.hessians.relations import Related
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
 from lam.utils.registry import check_class
+
+
+class ItemCurvature(ABC):
+    """H_a, the curvature with respect to the output of item a, for N items and T terms."""
+
+    @abstractmethod
+    def diagonal(self) -> Float[Tensor, "N T D"]:
+        """The diagonal of each H_a."""
+
+    @abstractmethod
+    def matrices(self) -> Float[Tensor, "N T D D"]:
+        """Each H_a."""
+
+    @abstractmethod
+    def total(self) -> Float[Tensor, "T D D"]:
+        """Σ_a H_a."""
+
+    @abstractmethod
+    def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
+        """The diagonal of each Uᵀ H_a U, with the basis U."""
+
+
+@dataclass(frozen=True)
+class BatchItems(ItemCurvature):
+    """H_a from a curvature that implements only `diagonal` and `matrices`."""
+
+    curvature: Any
+    n: Float[Tensor, "N D"]  # unit outputs
+    r: Float[Tensor, "N 1"]  # their lengths before normalisation
+    pairs: Any  # pairs of the items, or their candidates
+
+    def diagonal(self) -> Float[Tensor, "N T D"]:
+        return self._checked("diagonal", self.curvature.diagonal(self.n, self.r, self.pairs))
+
+    def matrices(self) -> Float[Tensor, "N T D D"]:
+        return self._checked("matrices", self.curvature.matrices(self.n, self.r, self.pairs))
+
+    def total(self) -> Float[Tensor, "T D D"]:
+        return self.matrices().sum(0)
+
+    def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
+        basis = basis.to(self.n)
+        return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
+
+    def _checked(self, method: str, h: Any) -> Tensor:
+        """`h`, the result of a method, after a check of its shape and its number of terms."""
+        (N, D), name = self.n.shape, type(self.curvature).__name__
+        rest = (D,) if method == "diagonal" else (D, D)
+        if not isinstance(h, Tensor) or h.ndim != 2 + len(rest) or (len(h), *h.shape[2:]) != (N, *rest):
+            actual = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+            sizes = ", ".join(map(str, (N, "T", *rest)))
+            raise ValueError(f"{name}.{method} must return a tensor of shape ({sizes}), T terms, got {actual}")
+        if h.shape[1] != (T := len(self.curvature.terms)):
+            raise ValueError(
+                f"{name} gives {h.shape[1]} terms, but its property `terms` names {T}: name each in `terms`"
+            )
+        return h
+
+
+class SliceableItems(ItemCurvature):
+    """H_a of items that can be sliced."""
+
+    n: Float[Tensor, "N D"]  # unit outputs of all items
+    cost: str | None = None  # the number of pairs and the memory as text, if the computation takes long
+
+    @abstractmethod
+    def __getitem__(self, rows: slice) -> "SliceableItems":
+        """H_a of some of the items."""
+
 
 Same = TypeVar("Same", bound="Curvature")
 
@@ -132,11 +200,7 @@ class Curvature(ABC):
 
 
 class SummedByPartners(Curvature):
-    """A curvature that `of_batch` computes from sums over the partners of each item."""
-
-    @abstractmethod
-    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
-        """H_a of each item from the pairs of a batch; arguments as `diagonal`."""
+    """A curvature that `of_batch` of a subclass computes from sums over the partners of each item."""
 
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> Float[Tensor, "N T D"]:
         return self.of_batch(n, r, pairs).diagonal()

@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from lam.hessians.losses.base import SummedByPartners, required
-from lam.hessians.losses.items import SliceableItems
+from lam.hessians.losses.base import SliceableItems, SummedByPartners, required
 from lam.hessians.losses.outer_products import OuterProducts, arccos, positive_arccos, tangent
 from lam.hessians.relations import Related, cost_of
 from lam.pairs.pairs import Pairs

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.hessians.losses import Curvature, from_settings, to_settings
-from lam.hessians.losses.items import ItemCurvature
+from lam.hessians.losses.base import ItemCurvature
 from lam.utils import distributed
 
 MAX_MEMORY = 4 << 30

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses.items import ItemCurvature
+from lam.hessians.losses.base import ItemCurvature
 from lam.hessians.structures.base import Shapes, Structure
 
 BLOCK = 1 << 16

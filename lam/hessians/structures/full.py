@@ -6,7 +6,7 @@ from functools import cached_property
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses.items import ItemCurvature
+from lam.hessians.losses.base import ItemCurvature
 from lam.hessians.structures.base import Shapes, Structure, eigen, share_negative, with_ones
 
 

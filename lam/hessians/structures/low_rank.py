@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses import Curvature
-from lam.hessians.losses.items import ItemCurvature
+from lam.hessians.losses.base import ItemCurvature
 from lam.hessians.structures.base import MAX_MEMORY, Shapes, Structure, eigen, share_negative, with_ones
 from lam.utils.checks import check_at_least
 

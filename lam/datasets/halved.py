@@ -1,0 +1,161 @@
+"""CUB-200-2011 and Stanford Cars, in the layouts of their authors: photographs that are split into halves by class.
+
+Images are not cropped to bounding boxes, as in Warburg et al. (2023). The authors' splits are ignored, because both of
+their parts hold every class. Tested on generated files in these layouts, not on the original files.
+
+Caltech-UCSD Birds-200-2011 has 11,788 photographs of 200 species:
+
+    CUB_200_2011/images.txt               lines "<image> <path below images/>"
+    CUB_200_2011/image_class_labels.txt   lines "<image> <class>"
+    CUB_200_2011/classes.txt              lines "<class> <name>", classes from 1
+    CUB_200_2011/images/<name>/*.jpg
+
+Stanford Cars has 16,185 photographs of 196 models of cars. Papers on metric learning use the layout with all
+annotations in one file:
+
+    cars_annos.mat    `annotations` with the fields relative_im_path and class, `class_names`
+    car_ims/*.jpg
+
+The other layout has a development kit, at the root or in torchvision's folder stanford_cars:
+
+    devkit/cars_meta.mat                                            `class_names`
+    devkit/cars_train_annos.mat, cars_test_annos_withlabels.mat     `annotations` with the fields fname and class
+    cars_train/*.jpg, cars_test/*.jpg
+
+Source: C. Wah, S. Branson, P. Welinder, P. Perona and S. Belongie (2011); J. Krause, M. Stark, J. Deng and L. Fei-Fei
+(2013).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lam.datasets.base import ImageOptions, labels_of
+from lam.datasets.published import SIZE, Annotations, Source, read_lines, read_mat, split_by_class
+from lam.datasets.splits import Splits
+from lam.inputs.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True)
+class HalvedClasses:
+    """Photographs split by class: the first half of the classes is for training and validation, the second for testing.
+
+    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Here, validation classes are held out of the first half:
+        training sees neither validation nor test classes.
+
+    Args:
+        source: name of the data set, and how to get it.
+        read: function that reads the annotations from a root; see `Source.roots`.
+    """
+
+    source: Source
+    read: Callable[[Source, str | Path | None], Annotations]
+
+    def splits(
+        self,
+        *,
+        root: str | Path | None = None,
+        seed: int = 0,
+        preprocessing: ImageOptions = None,
+        validation: float = 0.2,
+        allow_missing: bool = False,
+    ) -> Splits:
+        """The data set with ImageNet's preprocessing.
+
+        Args:
+            root: folder of its files; $LAM_DATA/<name> by default.
+            seed: seed of the held-out classes.
+            preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
+            validation: fraction of the training classes that is held out.
+            allow_missing: whether missing images are left out with a warning.
+        """
+        annotations = self.read(self.source, root)
+        preprocessing = Preprocessing.of(preprocessing, SIZE)
+        images = annotations.images(self.source.name, preprocessing, allow_missing=allow_missing)
+        is_test = torch.arange(len(images.classes)) >= len(images.classes) // 2
+        return Splits(**split_by_class(images, is_test, validation=validation, seed=seed))
+
+
+_IMAGES, _LABELS, _CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"
+
+
+def _bird_annotations(source: Source, root: str | Path | None) -> Annotations:
+    folder = source.folder(root, needed=(_IMAGES, _LABELS, _CLASSES, "images"), below=("CUB_200_2011",))
+    names, label_of, classes = (_read_names(folder / file) for file in (_IMAGES, _LABELS, _CLASSES))
+    for image in names:
+        if (label := label_of.get(image)) not in classes:
+            raise ValueError(
+                f"{folder / _LABELS} must give every image of {_IMAGES} a class of {_CLASSES}, got {label} for image "
+                f"{image}; get it again"
+            )
+    paths = [folder / "images" / name for name in names.values()]
+    labels = labels_of((label_of[image] for image in names), classes)
+    return Annotations(paths, labels, tuple(classes.values()), folder / _IMAGES)
+
+
+def _read_names(path: Path) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for number, line in read_lines(path):
+        key, _, value = line.partition(" ")
+        if not value or key in values:
+            raise ValueError(f"{path} must give each number once, then a name, got {line!r} in line {number}")
+        values[key] = value
+    return values
+
+
+birds = HalvedClasses(
+    Source(
+        "cub200",
+        "Unpack CUB_200_2011.tgz there, from https://data.caltech.edu/records/65de6-vp158 (doi 10.22002/D1.20098).",
+    ),
+    _bird_annotations,
+)
+
+
+_ONE_FILE = "cars_annos.mat"
+_META = "devkit/cars_meta.mat"
+_KIT = {"cars_train": "devkit/cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
+
+
+def _car_annotations(source: Source, root: str | Path | None) -> Annotations:
+    (top,) = source.roots(root)
+    if (top / _ONE_FILE).is_file():
+        path = meta = top / _ONE_FILE
+        field, files = "relative_im_path", {top: path}
+    else:
+        folder = source.folder(root, needed=(_META, *_KIT.values(), *_KIT), below=("stanford_cars",))
+        path, meta = folder / "**/cars_*_annos*.mat", folder / _META
+        field, files = "fname", {folder / images: folder / annotations for images, annotations in _KIT.items()}
+    classes = tuple(map(str, np.atleast_1d(read_mat(meta, "class_names")[0])))
+    rows = [(at / name, label) for at, file in files.items() for name, label in _rows(file, field, len(classes))]
+    labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
+    return Annotations([file for file, _ in rows], labels, classes, path)
+
+
+def _rows(path: Path, field: str, n_classes: int) -> Iterator[tuple[str, int]]:
+    """Name and label of each photograph."""
+    (annotations,) = read_mat(path, "annotations")
+    annotations = np.atleast_1d(annotations)
+    fields = annotations.dtype.names or ()
+    if absent := [name for name in (field, "class") if name not in fields]:
+        raise ValueError(
+            f"{path}: annotations have no field {', '.join(absent)}; they have {', '.join(fields) or 'none'}"
+        )
+    numbers = annotations["class"]
+    if wrong := [number for number in numbers if np.ndim(number) or number not in range(1, n_classes + 1)]:
+        raise ValueError(f"{path}: classes must be from 1 to {n_classes}, got {wrong[0]}; get it again")
+    return zip(map(str, annotations[field]), (int(number) - 1 for number in numbers), strict=True)
+
+
+cars = HalvedClasses(
+    Source(
+        "cars196",
+        "Put cars_annos.mat and the folder car_ims there, or the folders devkit, cars_train and cars_test with "
+        "cars_test_annos_withlabels.mat. Their page, https://ai.stanford.edu/~jkrause/cars/car_dataset.html, no longer "
+        "offers them; https://github.com/pytorch/vision/issues/7545 lists copies.",
+    ),
+    _car_annotations,
+)

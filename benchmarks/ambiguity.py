@@ -30,10 +30,9 @@ from torch import Tensor
 
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.reference import Reference, relative_mahalanobis
-from lam.retrieval.metrics.uncertainty import ausc
+from lam.retrieval.metrics.uncertainty import ausc, rank_correlation
 from lam.tuning.ambiguity import Ambiguity
 
 SHARES, CROPS, BLURS = (0.1, 0.2, 0.3, 0.4, 0.5), (0.8, 0.6, 0.4), (1, 2, 4)  # blurs in 60ths of the width

@@ -42,12 +42,11 @@ from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ood import auroc
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.searches import search_open_set
-from lam.retrieval.metrics.selective import r_auroc, scod_augrc
-from lam.retrieval.metrics.uncertainty import ausc
+from lam.retrieval.metrics.scores import N_HITS
+from lam.retrieval.metrics.uncertainty import ausc, r_auroc, scod_augrc
 from lam.runs.corruption import CorruptionCurve, worse_inputs
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run

@@ -29,10 +29,9 @@ from lam.retrieval.decisions.probability import Correctness, probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.open_set import open_set_metrics
-from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.retrieval.metrics.open_set import Searches, open_set_metrics, search_open_set
+from lam.retrieval.metrics.scores import N_HITS
 from lam.runs.calibration_options import REFERENCE
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of, reference_features
@@ -239,10 +238,10 @@ def verification(
     """Pairs of an image and one of the gallery: over partings of the test split, and learnt from the validation."""
 
     def pairs(queries: Prediction, of: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        drawn = draw_pairs(partial(_match, stored, of), len(of), len(stored), generator=generator)
+        rows, partners, same = draw_pairs(partial(_match, stored, of), len(of), len(stored), generator=generator)
         one, other = queries.embeddings, gallery.embeddings
-        cosine = (one.mean[drawn.queries].double() * other.mean[drawn.items].double()).sum(1)
-        return cosine, one.kappa[drawn.queries].double(), other.kappa[drawn.items].double(), drawn.same
+        cosine = (one.mean[rows].double() * other.mean[partners].double()).sum(1)
+        return cosine, one.kappa[rows].double(), other.kappa[partners].double(), same
 
     verifier = Verifier.of(*pairs(held, labels[0]))
     cosine, one, other, same = pairs(test, labels[1])

@@ -25,8 +25,8 @@ from real_scores import Cell, ambiguity_of, mean_of, read, trained_head, tuned
 from torch import Tensor, nn
 
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.retrieval.metrics.reference import Reference
+from lam.retrieval.metrics.uncertainty import rank_correlation
 
 CELLS = [*(("efficientnet_lite0", data) for data in ("cifar10", "clothes", "digits")), ("minilm", "banking77")]
 WIDTHS, BATCH, STEPS = (24, 32, 40, 48, 64), 128, 600

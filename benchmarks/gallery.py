@@ -26,7 +26,7 @@ from timing import in_process, write
 
 from lam.gallery.enrolment import SourceImage, enrol
 from lam.gallery.gallery import open_store, replace_items
-from lam.gallery.snapshot import Snapshot
+from lam.gallery.replica import Snapshot
 from lam.retrieval import Index
 from lam.utils.files import read_generation, read_json, write_generation, write_json
 from lam.vmf.embeddings import Embeddings

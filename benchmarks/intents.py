@@ -51,14 +51,14 @@ from lam.models import EmbeddingNetwork
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.density_ratio import SHARE
 from lam.retrieval.decisions.flags import COMBINED
+from lam.retrieval.decisions.match_probability import SHARE
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auprc, auroc
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.searches import search_open_set
-from lam.retrieval.metrics.selective import r_auroc
+from lam.retrieval.metrics.uncertainty import r_auroc
 from lam.runs.sweep import summary
 from lam.training import Training, train
 

@@ -22,10 +22,10 @@ from timing import in_process, write
 
 from lam.gallery.enrolment import SourceImage, enrol
 from lam.gallery.gallery import Gallery, open_store, replace_items
-from lam.gallery.snapshot import Snapshot
+from lam.gallery.replica import Snapshot
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Targets
-from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.vmf.embeddings import Embeddings
 
 D, CLASSES, QUERIES, TARGET = 128, 1000, 500, 10_000_000

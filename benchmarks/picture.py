@@ -20,7 +20,7 @@ from torch import Tensor
 from lam import datasets
 from lam.datasets import TensorImages
 from lam.retrieval.index.hits import label_numbers
-from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.scores import N_HITS
 from lam.runs.finished import Run
 
 HITS = 5

@@ -29,8 +29,7 @@ from real_scores import Cell, part
 from scipy.special import betaincinv
 from timing import write
 
-from lam.retrieval.decisions.martingale import asleep, rate_bets, step_bets
-from lam.retrieval.decisions.promise import BROKEN, DOUBT, cells_of
+from lam.retrieval.decisions.promise import BROKEN, DOUBT, asleep, cells_of, rate_bets, step_bets
 
 SIZES = 200, 1000, 5000
 SCORES = 2

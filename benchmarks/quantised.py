@@ -31,7 +31,7 @@ from lam.retrieval import Index
 from lam.retrieval.decisions.calibrate import Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.probability import probability_bins
-from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.scores import N_HITS
 from lam.vmf.embeddings import Embeddings
 
 CELLS = ("minilm__clinc150", "minilm__banking77", "minilm__debian", "efficientnet_lite0__omniglot")

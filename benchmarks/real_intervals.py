@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from real_scores import Cell
 from torch import Tensor
 
-from lam.retrieval.decisions.cosine_intervals import LEVEL, CosineIntervals, pairs_of
+from lam.retrieval.decisions.verification import LEVEL, CosineIntervals, pairs_of
 from lam.vmf.embeddings import Embeddings
 
 POWERS = {"one width": 0.0, "κ^(-1/4)": 0.25, "κ^(-1/2)": 0.5}

@@ -32,8 +32,8 @@ from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auroc
+from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.retrieval.metrics.uncertainty import ausc
 from lam.retrieval.metrics.votes import answers_of
 from lam.tuning.ambiguity import Ambiguity, learn

@@ -28,7 +28,7 @@ from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.calibration import query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
-from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.runs.calibration_options import REFERENCE
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of, reference_features

@@ -179,7 +179,7 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
     """Options for damaged image files; if there is an output, a list of these files is written beside it."""
-    from lam.gallery.damaged import DamagedFiles
+    from lam.gallery.embed import DamagedFiles
 
     if output is None:
         return DamagedFiles(skip=parsed.skip_damaged)

@@ -14,20 +14,18 @@ from lam.encoders.base import Encoder, Prediction
 from lam.encoders.batches import Batch, HeldOut, as_batches
 from lam.pairs.relevance import Relevance
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.aleatoric import label_entropy
-from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import measure
-from lam.retrieval.metrics.scores import scores_of
-from lam.retrieval.metrics.uncertainty import ReliabilityBins
+from lam.retrieval.metrics.scores import N_HITS, scores_of
+from lam.retrieval.metrics.uncertainty import ReliabilityBins, label_entropy
 from lam.retrieval.metrics.votes import answers_of
 from lam.utils.checks import check_at_least, check_tensor
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
-"""Number K of hits in `Evaluation.hits`; scores use `lam.retrieval.metrics.hit_scores.N_HITS` hits."""
+"""Number K of hits in `Evaluation.hits`; scores use `lam.retrieval.metrics.scores.N_HITS` hits."""
 
 
 @dataclass(frozen=True)

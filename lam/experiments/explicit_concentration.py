@@ -16,11 +16,10 @@ from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_choices
 from lam.experiments.images import ImageExperiment, over_severity, predicted
 from lam.methods import Byol, Simclr, Simsiam, Swav
 from lam.methods.views import ViewsMethod
-from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.probing import LinearProbe, knn_accuracy, linear_probe
 from lam.retrieval.metrics.reference import NEIGHBOUR
-from lam.retrieval.metrics.selective import mann_whitney_p
+from lam.retrieval.metrics.uncertainty import mann_whitney_p, rank_correlation
 from lam.utils.checks import check_at_least
 
 Base = Literal["simclr", "simsiam", "byol", "swav"]

@@ -19,7 +19,7 @@ from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, c
 from lam.experiments.networks import layers
 from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
-from lam.retrieval.metrics.aleatoric import rank_correlation
+from lam.retrieval.metrics.uncertainty import rank_correlation
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.vmf.bessel import bessel_ratio_complement
 from lam.vmf.distribution import VonMisesFisher

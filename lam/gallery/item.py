@@ -88,11 +88,7 @@ class Item:
     @property
     def row(self) -> tuple[Any, ...]:
         """The item's values in the database: its fields, with the fields of `images` at the end."""
-        images = self.images
-        return (
-            self.id, self.vector, self.kappa, self.label, self.metadata, self.thumbnail, self.origin,
-            images.count, images.resultant, images.least_kappa, images.contents, images.paths, images.sums,
-        )  # fmt: skip
+        return (*tuple(vars(self).values())[:_OF_ITEM], *vars(self.images).values())
 
     @property
     def sha256(self) -> bytes:

@@ -22,7 +22,7 @@ from lam.gallery.store import ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.recall import Recall, percent
-from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.scores import N_HITS
 from lam.utils.extras import install_command
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings

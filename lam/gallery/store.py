@@ -16,12 +16,21 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from lam.gallery.database import connect, explain_errors, limited_time, refuse_locked, refuse_unstored
+from lam.gallery.database import (
+    BY_ID,
+    Transaction,
+    connect,
+    explain_errors,
+    limited_time,
+    refuse_locked,
+    refuse_unstored,
+    rows_of,
+    transaction,
+)
 from lam.gallery.filters import Filter
 from lam.gallery.item import COLUMNS, Item, ItemInfo, is_whole
 from lam.gallery.operations import Change, Operation
 from lam.gallery.refusal import Refusal, full
-from lam.gallery.transaction import BY_ID, Transaction, rows_of, transaction
 from lam.utils.files import CorruptFileError, check_format, write_text
 
 FORMAT = 1

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.encoders.base import Encoder, Prediction
-from lam.gallery.damaged import BATCH
-from lam.gallery.embed import preprocessing_of
+from lam.gallery.embed import BATCH, preprocessing_of
 from lam.gallery.item import Item
 from lam.inputs import TextPreprocessing
 from lam.retrieval.decisions.abstention import Decision, SearchDecisions

@@ -8,7 +8,7 @@ import torch
 from lam.encoders.base import Encoder
 from lam.integrations.judging import OnUnknown, fields_of, judge_each, label_of, predict_texts, text_encoder
 from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.scores import N_HITS
 from lam.runs.finished import Run
 from lam.utils.extras import needs_extra
 

@@ -11,11 +11,10 @@ from lam.retrieval.index.exact import rank, sampled_nearest
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.fusion import fuse_identities
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ood import auprc, auroc
 from lam.retrieval.metrics.ranking import map_at_k, precision_at_k, recall_at_k
 from lam.retrieval.metrics.registry import METRICS, Metric
-from lam.retrieval.metrics.scores import SCORES, Score
+from lam.retrieval.metrics.scores import N_HITS, SCORES, Score
 from lam.retrieval.metrics.uncertainty import ausc, sparsification
 
 __all__ = [

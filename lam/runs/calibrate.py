@@ -25,9 +25,9 @@ from lam.datasets import Dataset
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets, UnmatchedQueries
 from lam.retrieval.decisions.conformal import least_rate, needed
-from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
+from lam.retrieval.decisions.verification import CosineIntervals
 from lam.retrieval.index.faiss_index import search_flat
 from lam.retrieval.index.hits import label_key
 from lam.retrieval.metrics.plots import plot_reliability

@@ -14,7 +14,7 @@ from torch import Tensor
 from lam.datasets import Dataset, PlaceImages
 from lam.datasets.base import stratified_split
 from lam.encoders.base import Encoder
-from lam.gallery.snapshot import Snapshot
+from lam.gallery.replica import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.runs.config import RunConfig
 from lam.runs.finished import Run

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lam.datasets.texts import Columns
-from lam.gallery.damaged import DamagedFiles
+from lam.gallery.embed import DamagedFiles
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
 from lam.retrieval.decisions.calibration import Targets
-from lam.retrieval.decisions.density_ratio import SHARE
 from lam.retrieval.decisions.flags import FLAGS, needs_reference
+from lam.retrieval.decisions.match_probability import SHARE
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.runs.finished import Run
 from lam.utils.checks import check_choice, check_share

@@ -16,11 +16,10 @@ from lam.gallery.embed import read_items
 from lam.pairs.relevance import Relevance
 from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Targets
-from lam.retrieval.decisions.conformal import needed
-from lam.retrieval.decisions.selective_risk import answers_needed
+from lam.retrieval.decisions.conformal import answers_needed, needed
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
+from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.retrieval.metrics.reference import Reference, knn_distance
-from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibration_gallery import (
     HELD_OUT,
     INDEX,
@@ -305,9 +304,9 @@ def _search(
     """Hits of the queries, and a verifier if there are pairs of one class and pairs of different classes."""
     searches = search_open_set(queries.mean, items.mean, relevance.of_rows)
     generator = torch.Generator().manual_seed(seed)
-    pairs = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
-    if pairs.same.all() or not pairs.same.any():
+    rows, partners, same = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
+    if same.all() or not same.any():
         return searches, None
-    one, other = queries[pairs.queries], items[pairs.items]
+    one, other = queries[rows], items[partners]
     cosine = (one.mean.double() * other.mean.double()).sum(1)
-    return searches, Verifier.of(cosine, one.kappa.double(), other.kappa.double(), pairs.same)
+    return searches, Verifier.of(cosine, one.kappa.double(), other.kappa.double(), same)

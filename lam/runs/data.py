@@ -17,8 +17,7 @@ from lam.datasets import Dataset, MissingDataError, Splits, Texts
 from lam.datasets.soft_labels import read_soft_labels
 from lam.datasets.strangers import hold_out_classes
 from lam.encoders.base import Encoder
-from lam.gallery.damaged import DamagedFiles, path_key, read_images, without_damaged, write_damaged
-from lam.gallery.embed import is_cut
+from lam.gallery.embed import DamagedFiles, is_cut, path_key, read_images, without_damaged, write_damaged
 from lam.gallery.item import metadata_json
 from lam.gallery.refusal import Refusal
 from lam.pairs.pairs import check_labels

@@ -13,7 +13,7 @@ from lam.encoders.base import Encoder
 from lam.encoders.files import fingerprint
 from lam.encoders.load import load
 from lam.gallery.gallery import Gallery
-from lam.gallery.snapshot import Snapshot
+from lam.gallery.replica import Snapshot
 from lam.retrieval import Calibration, load_calibration
 from lam.retrieval.decisions.files import FOLDER as CALIBRATION
 from lam.runs.config import RunConfig

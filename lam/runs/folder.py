@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lam.datasets import Dataset, Splits
-from lam.gallery.damaged import read_damaged
+from lam.gallery.embed import read_damaged
 from lam.runs.config import DataConfig, RunConfig
 from lam.utils import distributed
 from lam.utils.files import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lam.datasets import Dataset
 from lam.datasets.texts import Columns
-from lam.gallery.damaged import DamagedFiles
-from lam.gallery.embed import embed_images, embed_items, takes_texts
+from lam.gallery.embed import DamagedFiles, embed_images, embed_items, takes_texts
 from lam.gallery.enrolment import Enrolment, enrol, item_of_embedding
 from lam.gallery.gallery import open_store, replace_items
 from lam.gallery.image_list import read_list

@@ -11,9 +11,8 @@ from torch import Tensor
 from lam.datasets.folder import image_files
 from lam.datasets.texts import Columns, Texts
 from lam.encoders.base import Prediction
-from lam.gallery.damaged import BATCH, DamagedFiles, ImageBatches
 from lam.gallery.decide import PValues, decide
-from lam.gallery.embed import is_cut, preprocessing_of, read_items
+from lam.gallery.embed import BATCH, DamagedFiles, ImageBatches, is_cut, preprocessing_of, read_items
 from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
 from lam.inputs import Preprocessing, TextPreprocessing

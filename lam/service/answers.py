@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lam.gallery.decide import PValues, decide
-from lam.gallery.groups import Place
+from lam.gallery.gallery import Place
 from lam.gallery.item import ItemInfo
 from lam.retrieval.decisions.abstention import Decision, SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration

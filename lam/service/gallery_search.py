@@ -10,13 +10,12 @@ import torch
 from jaxtyping import Int64
 
 from lam.gallery.filters import Filter
-from lam.gallery.gallery import Gallery
-from lam.gallery.groups import nearest_by_label
+from lam.gallery.gallery import Gallery, nearest_by_label
 from lam.gallery.item import ItemInfo
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.scores import N_HITS
 from lam.runs.live import LiveQueries
 from lam.service.answers import Responder, Verdict
 from lam.service.models import SearchResponse

@@ -12,11 +12,10 @@ from lam.encoders.batches import HeldOut
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import auprc, auroc, ausc, map_at_k, rank
-from lam.retrieval.metrics.hit_scores import N_HITS, margin
 from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.registry import METRICS, Metric, describe
-from lam.retrieval.metrics.scores import SCORES, Score, scores_of
+from lam.retrieval.metrics.scores import N_HITS, SCORES, Score, margin, scores_of
 from lam.retrieval.metrics.votes import answers_of
 from tests.encoders.small import fit, make_batches
 

@@ -27,7 +27,7 @@ from lam.losses import AnInfoNCE, MCInfoNCE
 from lam.methods import Deterministic
 from lam.models import build
 from lam.pairs import Pairs
-from lam.retrieval.metrics.aleatoric import rank_correlation
+from lam.retrieval.metrics.uncertainty import rank_correlation
 from lam.training import Training
 from lam.vmf import Embeddings, VonMisesFisher
 from lam.vmf.bessel import log_normalizer

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from lam.datasets import FolderImages
-from lam.gallery.damaged import (
+from lam.gallery.embed import (
     DamagedFiles,
     ImageBatches,
     path_key,

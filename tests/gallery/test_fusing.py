@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from lam.gallery import fusing
-from lam.gallery.fusing import fuse
 from lam.gallery.item import Images, Item, pack
-from lam.gallery.operations import Fuse
+from lam.gallery.operations import Fuse, fuse
 from lam.gallery.refusal import Refusal
 from lam.gallery.store import ItemStore
 from lam.retrieval.index.fusion import FusedIdentities, fuse_identities

@@ -19,7 +19,7 @@ import pytest
 from lam.gallery.database import explain_errors
 from lam.gallery.item import Images, Item, ItemInfo, check_id, metadata_json, normalize_label
 from lam.gallery.refusal import Refusal
-from lam.gallery.snapshot import Snapshot
+from lam.gallery.replica import Snapshot
 from lam.gallery.store import FACTORY, FILE, MARK, MEAN_SAMPLES, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system

@@ -21,8 +21,8 @@ from lam.gallery.embed import embed_items
 from lam.retrieval import N_HITS, SCORES, Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, FLAGS
+from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.retrieval.metrics.scores import scores_of
-from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.calibration_report import statistic_name
 from lam.runs.config_files import load_config

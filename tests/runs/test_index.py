@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from lam.cli import main
+from lam.gallery.database import Transaction
 from lam.gallery.embed import embed_items
 from lam.gallery.item import file_id, pack
 from lam.gallery.store import FILE, MARK, ItemStore
-from lam.gallery.transaction import Transaction
 from lam.retrieval import Calibration, Index, fuse_identities
 from lam.runs.finished import Run
 from lam.runs.index import index_images

@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path,
 def test_the_check_of_many_files_shows_how_far_it_is(
     digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lam.gallery.damaged.MANY_FILES", 10)
+    monkeypatch.setattr("lam.gallery.embed.MANY_FILES", 10)
     monkeypatch.setattr("lam.runs.plan.Plan.start", lambda *_: pytest.fail("the files are read"))
     for progress in (True, False):
         with pytest.raises(pytest.fail.Exception, match="the files are read"):

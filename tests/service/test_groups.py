@@ -17,11 +17,10 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from lam.gallery.gallery import Matching
-from lam.gallery.groups import nearest_by_label
+from lam.gallery.gallery import Matching, nearest_by_label
 from lam.gallery.item import Item
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.scores import N_HITS
 from lam.service.engine import Engine
 from tests.milvus_servers import READING
 from tests.service.asking import client_of, embedding, refused

@@ -20,11 +20,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.conformal import ConformalScores, control_selective_risk
 from lam.retrieval.decisions.evidence import Evidence
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.probability import MIN_PER_OUTCOME, Scores
-from lam.retrieval.decisions.selective_risk import control_selective_risk
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.scores import SCORES
 from lam.utils.checks import check_choice

@@ -13,17 +13,15 @@ from torch import Tensor
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, UnmatchedQueries, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, needed
-from lam.retrieval.decisions.cosine_intervals import CosineIntervals
-from lam.retrieval.decisions.density_ratio import SHARE, DensityRatio
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input
-from lam.retrieval.decisions.match_probability import MatchProbability
+from lam.retrieval.decisions.match_probability import SHARE, DensityRatio, MatchProbability
 from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
-from lam.retrieval.decisions.verification import Verifier
+from lam.retrieval.decisions.verification import CosineIntervals, Verifier
+from lam.retrieval.metrics.open_set import Searches
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.searches import Searches
 from lam.utils.checks import check_share
 from lam.vmf.embeddings import Embeddings
 

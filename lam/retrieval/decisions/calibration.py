@@ -17,15 +17,13 @@ from torch import Tensor
 from lam.retrieval.decisions.abstention import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.flags import Missing, OodDetector, needs_input, substitute
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
-from lam.retrieval.decisions.verification import Verifier
+from lam.retrieval.decisions.verification import CosineIntervals, Verifier
 from lam.retrieval.index.hits import Hits, label_key
-from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.scores import scores_of
+from lam.retrieval.metrics.scores import N_HITS, scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_share, check_tensor
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings

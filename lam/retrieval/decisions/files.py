@@ -13,20 +13,18 @@ from torch import Tensor
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, UnmatchedQueries
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.probability import Correctness, MonotoneRegression
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
-from lam.retrieval.decisions.verification import Verifier
+from lam.retrieval.decisions.verification import CosineIntervals, Verifier
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
-from lam.utils.files import MANIFEST, CorruptFileError, FolderFormat
+from lam.utils.files import MANIFEST, FolderFormat
 
 FOLDER = "calibration"
 FORMAT = FolderFormat(11, "calibration.json", ("tables.safetensors",))
 _FLAG, _RELIABILITY, _ACCEPT = "flag_", "reliability_", "accept_"
-_REFERENCE_FIELDS = ("labels", "lengths", "embeddings")
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
 _OWN: dict[str, Any] = {"targets": Targets, "kappa": Histogram, "intervals": CosineIntervals | None}
 _OF_PARTS: dict[str, Any] = {
@@ -37,6 +35,13 @@ _OF_PARTS: dict[str, Any] = {
     "sameness": Correctness | None,
 }
 """Types of metadata: attributes of the calibration (`_OWN`), and of its parts (`_OF_PARTS`)."""
+
+_IN_TABLES: dict[str, tuple[type[Any], dict[str, str]]] = {
+    "reference": (Reference, {"": "unit", "_labels": "labels", "_lengths": "lengths", "_embeddings": "embeddings"}),
+    "unseen": (UnseenClasses, {"": "left_out", "_labels": "labels"}),
+    "unmatched": (UnmatchedQueries, {"": "mean", "_labels": "labels", "_classes": "classes"}),
+}
+"""Attributes of the calibration that are tables: the type, and its fields by the end of the table's name."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
@@ -77,9 +82,11 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
 
     kinds = _OWN | _OF_PARTS
     records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in kinds.items()}
-    _table(tables, f"{_FLAG}kappa")
     flags = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
-    parts = {name: tables.get(f"reference_{name}") for name in _REFERENCE_FIELDS}
+    in_tables: dict[str, Any] = {
+        name: kind(**{field: tables.get(name + end) for end, field in names.items()}) if name in tables else None
+        for name, (kind, names) in _IN_TABLES.items()
+    }
     sameness = records["sameness"]
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
@@ -89,20 +96,14 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             Acceptance(
                 accept,
                 answer,
-                ConformalScores(_table(tables, f"{_ACCEPT}{place}"), tables.get(f"{_ACCEPT}{place}_classes")),
-                *(_table(tables, f"{_ACCEPT}{place}_{name}") for name in ("right", "asked", "is_right")),
+                ConformalScores(tables[f"{_ACCEPT}{place}"], tables.get(f"{_ACCEPT}{place}_classes")),
+                *(tables[f"{_ACCEPT}{place}_{name}"] for name in ("right", "asked", "is_right")),
             )
             for place, (accept, answer) in enumerate(zip(records["accepts"], records["answers"], strict=True))
         ),
-        reliability=ReliabilityBins(
-            *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(ReliabilityBins))
-        ),
-        reference=Reference(tables["reference"], **parts) if "reference" in tables else None,
-        verifier=None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness),
-        unseen=UnseenClasses(tables["unseen_labels"], tables["unseen"]) if "unseen" in tables else None,
-        unmatched=None
-        if "unmatched" not in tables
-        else UnmatchedQueries(tables["unmatched"], _table(tables, "unmatched_labels"), tables.get("unmatched_classes")),
+        reliability=ReliabilityBins(*(tables[f"{_RELIABILITY}{field.name}"] for field in fields(ReliabilityBins))),
+        verifier=None if sameness is None else Verifier(ConformalScores(tables["impostors"]), sameness),
+        **in_tables,
     )
 
 
@@ -116,17 +117,7 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     tables |= {f"{_RELIABILITY}{name}": values for name, values in vars(calibration.reliability).items()}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
-    if (unseen := calibration.unseen) is not None:
-        tables |= {"unseen": unseen.left_out, "unseen_labels": unseen.labels}
-    if (of := calibration.unmatched) is not None:
-        tables |= {"unmatched": of.mean, "unmatched_labels": of.labels, "unmatched_classes": of.classes}
-    if (reference := calibration.reference) is not None:
-        tables |= {"reference": reference.unit}
-        tables |= {f"reference_{name}": getattr(reference, name) for name in _REFERENCE_FIELDS}
+    for name, (_, names) in _IN_TABLES.items():
+        if (part := getattr(calibration, name)) is not None:
+            tables |= {name + end: getattr(part, field) for end, field in names.items()}
     return {name: table for name, table in tables.items() if table is not None}
-
-
-def _table(tables: dict[str, Tensor], name: str) -> Tensor:
-    if name not in tables:
-        raise CorruptFileError(f"{FORMAT.tensors[0]} of the calibration does not hold {name}")
-    return tables[name]

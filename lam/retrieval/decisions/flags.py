@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.density_ratio import MONOTONE_SCORES, monotone_regression
 from lam.retrieval.decisions.evidence import Evidence
+from lam.retrieval.decisions.match_probability import MONOTONE_SCORES, monotone_regression
 from lam.retrieval.decisions.probability import MonotoneRegression, Scores
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.scores import SCORES

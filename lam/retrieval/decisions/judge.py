@@ -24,10 +24,10 @@ from lam.pairs.pairs import as_native
 from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.decisions.cosine_intervals import CosineIntervals
+from lam.retrieval.decisions.verification import CosineIntervals
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits, label_numbers
-from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 

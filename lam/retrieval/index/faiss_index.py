@@ -6,28 +6,23 @@ candidates by exact cosines of the stored vectors. A query with too few candidat
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.retrieval.index import faiss_calls, flat
+from lam.retrieval.index import faiss_calls
 from lam.retrieval.index import files as index_files
 from lam.retrieval.index.checks import Ids, check_stored, ids_tensor, unit_vectors
-from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.milvus_index import MilvusIndex
 from lam.retrieval.index.recall import Recall
-from lam.retrieval.index.rows import TOMBSTONES, Store
+from lam.retrieval.index.rows import TOMBSTONES, Found, Store, score, top
 from lam.utils.checks import check_at_least, check_length, positive_integer
 from lam.vmf.embeddings import Embeddings, check_same_means
-
-if TYPE_CHECKING:
-    from lam.retrieval.index.milvus_index import MilvusIndex
-
 
 _ROUGH, _LEAST_ROUGH = 4, 200  # for types that compare codes: candidates for each hit, and least number of candidates
 _FEW = 20_000  # up to this many ids are searched exactly, because a graph misses hits if most of its nodes are hidden
@@ -226,7 +221,7 @@ class Index:
         own = np.random.default_rng(0).permutation(ids)[:count]
         vectors = self._store.of_ids("vectors", torch.from_numpy(own))
         hits = min(max(k, depth) + 1, len(self))
-        exact = flat.search(self._store.chunks, vectors, hits, 0.0)
+        exact = self._store.search(vectors, hits, 0.0)
         found = exact if self._faiss is None else self._search(vectors, hits, 0.0)
         return Recall.of(self.factory, own, found[:2], exact[:2], k=k, depth=depth)
 
@@ -247,8 +242,8 @@ class Index:
         Raises:
             ValueError: if the folder holds something else, such as an encoder.
         """
-        contents = index_files.SavedIndex(self.factory, self.parameters, self.mean_samples, self._store, self._faiss)
-        index_files.save(folder, contents)
+        settings = {name: getattr(self, name) for name in index_files.SETTINGS}
+        index_files.save(folder, settings, self._store, self._faiss)
 
     @classmethod
     def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
@@ -263,8 +258,6 @@ class Index:
         """
         if not str(address).startswith(("milvus://", "milvus+tls://")):
             return cls.load(address, device=device)
-        from lam.retrieval.index.milvus_index import MilvusIndex
-
         return MilvusIndex(str(address))
 
     @classmethod
@@ -283,14 +276,14 @@ class Index:
             CorruptFileError: if a file of embeddings or metadata is missing, truncated or altered.
             ValueError: for a folder in a later format.
         """
-        saved = index_files.load(folder)
-        index = cls(saved.store.column("vectors").shape[1], saved.factory, parameters=saved.parameters, device=device)
-        index._store, index.mean_samples = saved.store, saved.mean_samples
-        if saved.problem is None:
+        settings, store, structure, problem = index_files.load(folder)
+        index = cls(store.dimension, settings["factory"], parameters=settings["parameters"], device=device)
+        index._store, index.mean_samples = store, settings["mean_samples"]
+        if problem is None:
             if index._faiss is not None:
-                index._faiss = faiss_calls.prepare(saved.faiss, saved.parameters, device)
+                index._faiss = faiss_calls.prepare(structure, index.parameters, device)
             return index
-        warnings.warn(f"{saved.problem}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{problem}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
         if not index.is_trained and len(index):
             index._retrain()
         index._faiss = index._rebuilt()
@@ -319,12 +312,12 @@ class Index:
             faiss_calls.add(rebuilt, self._store.column("vectors"), self._store.column("slots"))
         return rebuilt
 
-    def _search(self, vectors: np.ndarray, k: int, least_kappa: float) -> flat.Found:
+    def _search(self, vectors: np.ndarray, k: int, least_kappa: float) -> Found:
         """The k best rows with κ ≥ `least_kappa`; queries with too few candidates are searched exactly."""
         n_allowed = self._store.count(least_kappa)
         k = min(k, n_allowed)
         if self._faiss is None or k == 0:
-            return flat.search(self._store.chunks, vectors, k, least_kappa)
+            return self._store.search(vectors, k, least_kappa)
         # one more candidate for each hidden row, but at most twice as many candidates
         wanted = self._candidates(k)
         n_candidates = min(wanted + min(wanted, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
@@ -332,40 +325,36 @@ class Index:
         if least_kappa:
             kappa = self._store.take("kappa", candidates.clip(min=0))
             candidates = np.where(kappa >= least_kappa, candidates, -1)
-        places, scores = flat.score(partial(self._store.take, "vectors"), vectors, candidates)
-        scores, places = flat.top(k, scores, places)
-        lacks_hits = places[:, -1] < 0  # missing places come last
+        scores, places = self._store.best(k, vectors, candidates)
+        found, lacks_hits = self._found(scores, places.clip(min=0)), places[:, -1] < 0  # missing places come last
         if lacks_hits.any():
-            searched = self._store.places(least_kappa)
-            gallery = torch.from_numpy(self._store.take("vectors", searched))
-            nearest, cosines = rank(torch.from_numpy(vectors[lacks_hits]), gallery, k=k)
-            places[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
-        return self._found(scores, places)
+            for column, exact in zip(found, self._store.search(vectors[lacks_hits], k, least_kappa), strict=True):
+                column[lacks_hits] = exact
+        return found
 
-    def _search_among(self, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray) -> flat.Found:
+    def _search_among(self, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray) -> Found:
         """The k best rows among sorted ids, by FAISS's selector for more than 20,000 ids and exactly for fewer."""
         if self._faiss is not None and self.device == "cpu" and len(among) > _FEW:
             searched = self._store.places(least_kappa, among)
             if len(searched) > _FEW and (found := self._select(vectors, min(k, len(searched)), searched)) is not None:
                 return found
-        return flat.search(self._store.chunks, vectors, k, least_kappa, among)
+        return self._store.search(vectors, k, least_kappa, among)
 
-    def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found | None:
+    def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> Found | None:
         """The k best of the rows at `searched`; None if the type has no selector, or a query gets fewer than k rows."""
         slots = self._store.take("slots", searched)
         wanted = min(max(2 * k, self._candidates(k)), len(searched))
         candidates = faiss_calls.search_among(self._faiss, vectors, wanted, slots)
         if candidates is None or ((places := self._store.places_of(candidates)) >= 0).sum(axis=1).min(initial=k) < k:
             return None
-        places, scores = flat.score(partial(self._store.take, "vectors"), vectors, places)
-        return self._found(*flat.top(k, scores, places))
+        return self._found(*self._store.best(k, vectors, places))
 
     def _candidates(self, k: int) -> int:
         """Number of candidates for k hits; k itself on a GPU, because GPUs limit the number."""
         is_rough = self.device == "cpu" and faiss_calls.compares_codes(self.dimension, self.factory)
         return max(_ROUGH * k, _LEAST_ROUGH) if is_rough else k
 
-    def _found(self, scores: np.ndarray, places: np.ndarray) -> flat.Found:
+    def _found(self, scores: np.ndarray, places: np.ndarray) -> Found:
         return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)
 
     def _stored_ids(self, ids: Any) -> Tensor:
@@ -383,8 +372,8 @@ def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hit
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()
     with faiss_calls.matrix_product(len(vectors)):
         rows = np.empty((0, k), np.int64) if len(vectors) == 0 else faiss_calls.nearest(stored, vectors, k)[1]
-    rows, scores = flat.score(stored.__getitem__, vectors, rows)
-    scores, rows = flat.top(k, scores, rows)
+    rows, scores = score(stored.__getitem__, vectors, rows)
+    scores, rows = top(k, scores, rows)
     return _hits(rows, scores.clip(-1, 1), items.kappa.numpy()[rows], queries)
 
 

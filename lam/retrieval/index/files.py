@@ -6,8 +6,8 @@ search.faiss              the FAISS structure, except for Flat: a cache, not in 
 """
 
 import errno
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +25,32 @@ from lam.utils.files import (
 
 FORMAT = FolderFormat(3, "index.json", ("embeddings.safetensors",))
 _CACHE = "search.faiss"
-_SETTINGS = ("factory", "parameters", "mean_samples")
+SETTINGS = ("factory", "parameters", "mean_samples")
 _TRIES = 5
 
 
-@dataclass(frozen=True)
-class SavedIndex:
-    """Contents of an index's folder. If the cache must be rebuilt, `problem` is the reason and `faiss` is None."""
+def save(folder: str | Path, settings: Mapping[str, Any], store: Store, index: Any) -> None:
+    """Replace the contents of a folder; if writing fails, the old contents stay.
 
-    factory: str
-    parameters: str | None
-    mean_samples: int | None
-    store: Store
-    faiss: Any
-    problem: str | None = None
-
-
-def save(folder: str | Path, index: SavedIndex) -> None:
-    """Replace the contents of a folder with an index; if writing fails, the old contents stay."""
+    Args:
+        folder: folder of the index.
+        settings: values of `SETTINGS` by name.
+        store: the rows.
+        index: the FAISS structure, or None.
+    """
 
     def write(generation: Path) -> None:
-        metadata = {name: getattr(index, name) for name in _SETTINGS} | {"cache_sha256": None}
-        if index.faiss is not None:
-            write_atomically(generation / _CACHE, lambda temporary: _write_cache(index.faiss, temporary))
+        metadata = {**settings, "cache_sha256": None}
+        if index is not None:
+            write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
             metadata["cache_sha256"] = sha256_of(generation / _CACHE)
-        FORMAT.write_files(generation, metadata, index.store.tensors())
+        FORMAT.write_files(generation, metadata, store.tensors())
 
     write_generation(folder, write, unsealed=[_CACHE])
 
 
-def load(folder: str | Path) -> SavedIndex:
-    """Read the index, after a check of its files.
+def load(folder: str | Path) -> tuple[dict[str, Any], Store, Any, str | None]:
+    """Settings, rows, FAISS structure and None; if the structure must be rebuilt, it is None, followed by the reason.
 
     Another process may replace the index during a read. A failed read is repeated if the manifest has changed.
     """
@@ -64,7 +59,7 @@ def load(folder: str | Path) -> SavedIndex:
         manifest = _manifest(folder)
         with suppress(CorruptFileError, FileNotFoundError):
             saved = _read(folder)
-            if saved.problem is None:
+            if saved[-1] is None:
                 return saved
         if _manifest(folder) == manifest:  # the index was not replaced: reading once more raises the error
             break
@@ -85,12 +80,11 @@ def _manifest(folder: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _read(folder: Path) -> SavedIndex:
+def _read(folder: Path) -> tuple[dict[str, Any], Store, Any, str | None]:
     generation = read_generation(folder, FORMAT.required)
     metadata, tensors = FORMAT.read_files(generation)
-    settings, store = {name: metadata[name] for name in _SETTINGS}, Store.from_tensors(tensors)
-    cache, problem = _read_cache(generation / _CACHE, metadata["cache_sha256"])
-    return SavedIndex(**settings, store=store, faiss=cache, problem=problem)
+    settings, store = {name: metadata[name] for name in SETTINGS}, Store.from_tensors(tensors)
+    return settings, store, *_read_cache(generation / _CACHE, metadata["cache_sha256"])
 
 
 def _read_cache(path: Path, expected: str | None) -> tuple[Any, str | None]:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from lam.retrieval.index.exact import cosines_in_blocks
-from lam.retrieval.metrics.searches import Matches
+from lam.retrieval.metrics.open_set import Matches
 from lam.utils.checks import booleans, check_length, positive_integer
 
 

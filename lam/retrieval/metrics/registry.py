@@ -15,14 +15,21 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-from lam.retrieval.metrics.aleatoric import less_sure_of_crops, rank_correlation
 from lam.retrieval.metrics.ood import auprc, auroc, prevalence
 from lam.retrieval.metrics.probing import knn_accuracy, linear_probe
 from lam.retrieval.metrics.ranking import map_at_k, mean_reciprocal_rank, precision_at_k, r_precision, recall_at_k
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.scores import SCORES, describe_score
-from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
-from lam.retrieval.metrics.uncertainty import ausc
+from lam.retrieval.metrics.uncertainty import (
+    abstention_nauc,
+    augrc,
+    ausc,
+    less_sure_of_crops,
+    mann_whitney_p,
+    r_auroc,
+    rank_correlation,
+    scod_augrc,
+)
 from lam.utils.checks import check_choice, check_names
 
 Direction = Literal["higher", "lower", "neither"]

@@ -1,20 +1,24 @@
-"""Quality of an uncertainty on one data set: sparsification and reliability of confidences.
+"""Quality of an uncertainty on one data set.
 
+Sparsification, areas of selective retrieval and abstention, reliability of confidences, and κ on ambiguous inputs.
 Metrics that compare two data sets are in `lam.retrieval.metrics.ood`.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from lam.utils.checks import booleans, check_length, check_no_nan
+from lam.retrieval.metrics.ood import auroc
+from lam.utils.checks import booleans, check_distributions, check_finite, check_length, check_no_nan
 
 _STEPS = 99  # f = 0, 0.01 … 0.98
 _DRAWS = 1000
+_ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 
 
 def sparsification(
@@ -142,3 +146,142 @@ class ReliabilityBins:
         count, confidence = self.count[filled].cpu().numpy(), self.confidence[filled].cpu().clamp(0, 1).numpy()
         right = np.random.default_rng(0).binomial(count, confidence, (_DRAWS, len(count)))
         return float(np.quantile(np.abs(right - count * confidence).sum(1) / n, 0.95))
+
+
+def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Area under the ROC curve of finding wrong first hits by their uncertainty; higher is better.
+
+    0.5 for a useless uncertainty, NaN if all first hits are right or all are wrong.
+    """
+    correct = booleans("correct", correct)
+    check_length("uncertainty", uncertainty, "the queries", len(correct))
+    check_finite("uncertainty", uncertainty)
+    return auroc(uncertainty[correct], uncertainty[~correct])
+
+
+def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Two-sided p-value of the R-AUROC against 0.5, by the normal approximation of the Mann-Whitney test.
+
+    NaN if all first hits are right or all are wrong.
+
+    Source: Mann and Whitney (1947).
+    """
+    correct = booleans("correct", correct)
+    check_length("uncertainty", uncertainty, "the queries", len(correct))
+    check_finite("uncertainty", uncertainty)
+    if _is_one_sided(correct):
+        return float("nan")
+    if (uncertainty == uncertainty[0]).all():
+        return 1.0
+    from scipy.stats import mannwhitneyu
+
+    values = uncertainty.double().cpu()
+    return float(mannwhitneyu(values[correct.cpu()], values[~correct.cpu()], method="asymptotic").pvalue)
+
+
+def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Area under the generalized risk-coverage curve; lower is better.
+
+    Let E(m) be the number of wrong answers among the m most certain of Q queries. The generalized risk at coverage m/Q
+    is E(m)/Q: the share of all queries that get a wrong answer. The curve begins at (0, 0) and has a point for each
+    distinct uncertainty; the area is a sum of trapezoids. With accuracy a, it is a(1 − a)(1 − R-AUROC) + (1 − a)²/2.
+    A constant uncertainty gives half the error rate; without queries, the area is NaN.
+
+    Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
+        (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.
+
+    Example:
+        >>> augrc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.2, 0.9]))
+        0.0555...
+    """
+    return _generalized_area(~booleans("correct", correct), uncertainty)
+
+
+def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"]) -> float:
+    """AUGRC of known and OOD items together, ranked by one score; lower is better.
+
+    A kept item costs ½ if it is OOD, or known with a wrong first hit, and 0 otherwise. The value depends on the share
+    of OOD items, the `prevalence`. It is NaN without known items, or without OOD items.
+
+    Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; the area as in `augrc`.
+
+    Example:
+        >>> scod_augrc(torch.tensor([True, False]), torch.tensor([0.1, 0.4]), torch.tensor([0.9]))
+        0.1111...
+    """
+    correct = booleans("correct", correct)
+    check_length("inside", inside, "the known items", len(correct))
+    check_no_nan("outside", outside)
+    is_loss = torch.cat([~correct, torch.ones_like(outside, dtype=torch.bool)])
+    area = _generalized_area(is_loss, torch.cat([inside.double(), outside.double()]))
+    return area / 2 if len(inside) and len(outside) else float("nan")
+
+
+def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
+    """Area under the curve of accuracy against abstention rate, scaled: 0 is useless, 1 is the best order.
+
+    Rates are 0, 0.1 … 0.9. Negative for an order worse than chance; NaN if all first hits are right or all are wrong.
+
+    Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
+    """
+    correct = booleans("correct", correct)
+    orders = [count_by_certainty(correct, by) for by in (uncertainty, (~correct).double())]
+    if _is_one_sided(correct):
+        return float("nan")
+    area, best = (np.trapezoid(_abstention_curve(n_correct), _ABSTENTION_RATES) for n_correct in orders)
+    level = float(correct.double().mean()) * (_ABSTENTION_RATES[-1] - _ABSTENTION_RATES[0])
+    return float((area - level) / (best - level)) if best != level else float("nan")
+
+
+def _is_one_sided(correct: Tensor) -> bool:
+    """Whether all answers are right or all are wrong; also true for no answer."""
+    return bool(correct.all()) or not correct.any()
+
+
+def _abstention_curve(n_correct: Tensor) -> list[float]:
+    count = len(n_correct) - 1
+    answered = [max(count - round(rate * count), 1) for rate in _ABSTENTION_RATES]
+    return [float(n_correct[kept]) / kept for kept in answered]
+
+
+def _generalized_area(is_loss: Tensor, uncertainty: Tensor) -> float:
+    kept, n_losses = count_at_thresholds(is_loss, uncertainty)
+    return float(torch.trapezoid(n_losses, kept)) / len(is_loss) ** 2 if len(is_loss) else float("nan")
+
+
+def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> float | None:
+    """Spearman's rank correlation, with mean ranks for ties; None if either input is constant.
+
+    The best correlation of κ with the severity of a corruption, or with the entropy of people's labels, is −1.
+    """
+    if len(one) < 2 or one.shape != other.shape:
+        raise ValueError(f"one and other must be equal in number, at least 2, got {len(one)} and {len(other)}")
+    check_finite("one", one)
+    check_finite("other", other)
+    if (one == one[0]).all() or (other == other[0]).all():
+        return None
+    from scipy.stats import spearmanr
+
+    result: Any = spearmanr(one.cpu(), other.cpu())
+    return float(result.statistic)
+
+
+def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, " N"]) -> float:
+    """Share of images whose crop has a smaller κ than the whole image; ties count half. An uninformative κ gives 0.5.
+
+    Source: Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
+    """
+    if len(kappa) == 0 or kappa.shape != kappa_of_crop.shape:
+        raise ValueError(f"each kappa needs a kappa_of_crop, at least one, got {len(kappa)} and {len(kappa_of_crop)}")
+    check_finite("kappa", kappa)
+    check_finite("kappa_of_crop", kappa_of_crop)
+    return float(((kappa_of_crop < kappa).double() + (kappa_of_crop == kappa).double() / 2).mean())
+
+
+def label_entropy(probabilities: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
+    """Entropy, in nats, of the labels that people gave each item: −Σ_c p_c log p_c, float64.
+
+    Rows with the same probabilities in another order have equal entropies, so that they tie in a rank correlation.
+    """
+    check_distributions("probabilities", probabilities)
+    return torch.special.entr(probabilities.double().sort(1).values).sum(1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.metrics.searches import Searches
+from lam.retrieval.metrics.open_set import Searches
 from lam.vmf.embeddings import Embeddings
 
 

@@ -14,8 +14,8 @@ from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.searches import search_open_set
 from lam.vmf.embeddings import Embeddings
 from tests.retrieval.decisions.calibrated import calibrated
 from tests.retrieval.decisions.simulation import NAMES, WORLDS, rates

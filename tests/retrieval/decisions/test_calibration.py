@@ -19,8 +19,8 @@ from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.vmf.distribution import VonMisesFisher, credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 from tests.retrieval.decisions.calibrated import calibrated

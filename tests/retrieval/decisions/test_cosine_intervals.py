@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 
 from lam.retrieval import Choices, Targets, calibrate_vectors
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.cosine_intervals import LEVEL, CosineIntervals
 from lam.retrieval.decisions.files import load_calibration, save_calibration
+from lam.retrieval.decisions.verification import LEVEL, CosineIntervals
 from lam.vmf.embeddings import Embeddings
 
 D, CLASSES = 8, 40

@@ -8,7 +8,7 @@ import torch
 from pydantic import TypeAdapter
 from torch.distributions import Normal
 
-from lam.retrieval.decisions.density_ratio import DensityRatio
+from lam.retrieval.decisions.match_probability import DensityRatio
 
 APART = 2.0
 KNOWN, STRANGER = Normal(0.0, 1.0), Normal(APART, 1.0)

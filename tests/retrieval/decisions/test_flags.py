@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lam.retrieval.decisions.density_ratio import MONOTONE_SCORES
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import (
     COMBINED,
@@ -16,6 +15,7 @@ from lam.retrieval.decisions.flags import (
     needs_reference,
     substitute,
 )
+from lam.retrieval.decisions.match_probability import MONOTONE_SCORES
 from lam.retrieval.metrics.scores import SCORES
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.retrieval import Calibration, CalibrationData, Choices, Index, Targets, calibrate, calibrate_vectors, judge
 from lam.retrieval.index.hits import label_numbers
-from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.vmf.embeddings import Embeddings
 
 G, Q, D = 300, 200, 8

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lam.retrieval.decisions.martingale import Martingale, OnlinePValues, asleep, rate_bets, step_bets
+from lam.retrieval.decisions.promise import Martingale, asleep, online_p_value, rate_bets, step_bets
 
 LEVELS, ODDS = (0.01, 0.03, 0.1, 0.3), (1.2, 1.8, 3.0, 8.0)
 
@@ -43,8 +43,8 @@ def test_the_p_values_are_those_of_crepes(cells: int) -> None:
     martingales = pytest.importorskip("crepes.martingales")
     scores = np.random.default_rng(1).integers(0, cells, 400)
     uniform = np.random.RandomState(5).rand(len(scores))  # as crepes draws them
-    ours = OnlinePValues(np.zeros(cells, dtype=np.int64))
-    p = [ours(int(score), u) for score, u in zip(scores, uniform, strict=True)]
+    counts = np.zeros(cells, dtype=np.int64)
+    p = [online_p_value(counts, int(score), u) for score, u in zip(scores, uniform, strict=True)]
     np.testing.assert_allclose(p, martingales.semi_online_p_values(scores, seed=5), rtol=1e-12)
 
 
@@ -104,11 +104,11 @@ def test_shares_asleep_fall_from_one() -> None:
 def uniform_wealth(streams: int, rounds: int, seed: int, later: float = 1.0, change: int = 0) -> Martingale:
     """Streams of online p-values of exchangeable scores; from `change` on, the scores grow by a power of `later`."""
     generator, martingale = np.random.default_rng(seed), Martingale((streams, 16))
-    values = [OnlinePValues(np.bincount(generator.integers(0, 500, 100), minlength=500)) for _ in range(streams)]
+    earlier = [np.bincount(generator.integers(0, 500, 100), minlength=500) for _ in range(streams)]
     for n in range(rounds):
         scores = (500 * generator.random(streams) ** (later if n >= change else 1.0)).astype(int)
-        pairs = zip(values, scores, generator.random(streams), strict=True)
-        martingale.bet(step_bets(np.array([p(int(score), u) for p, score, u in pairs])))
+        rows = zip(earlier, scores, generator.random(streams), strict=True)
+        martingale.bet(step_bets(np.array([online_p_value(counts, int(score), u) for counts, score, u in rows])))
     return martingale
 
 

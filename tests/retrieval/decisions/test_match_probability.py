@@ -7,10 +7,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from lam.retrieval.decisions.density_ratio import DensityRatio
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
-from lam.retrieval.decisions.match_probability import MatchProbability
-from lam.retrieval.decisions.one_class import OneClassModel
+from lam.retrieval.decisions.match_probability import DensityRatio, MatchProbability, OneClassModel
 from lam.retrieval.decisions.probability import Correctness
 
 CORRECT = torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.7

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from lam.retrieval.decisions.neighbours import MIN_QUERIES, candidates_of, choose_nearest, nearest_of
 from lam.retrieval.metrics.ood import auroc
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.scores import SCORES, scores_of
-from lam.retrieval.metrics.searches import search_open_set
 
 CLASSES, PHOTOS = 40, 4
 

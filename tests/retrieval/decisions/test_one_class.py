@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.covariance import LedoitWolf
 
-from lam.retrieval.decisions.one_class import UNUSUAL, OneClassModel, is_evidence
+from lam.retrieval.decisions.match_probability import UNUSUAL, OneClassModel, is_evidence
 from lam.retrieval.decisions.probability import RankOdds, folds
 from lam.retrieval.metrics.scores import SCORES
 

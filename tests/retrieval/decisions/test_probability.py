@@ -21,7 +21,7 @@ from lam.retrieval.decisions.probability import (
     folds,
     probability_bins,
 )
-from lam.retrieval.metrics.selective import r_auroc
+from lam.retrieval.metrics.uncertainty import r_auroc
 
 
 def _searches(n: int, seed: int, *, shift: float = 1.0) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -161,14 +161,6 @@ def test_what_is_refused() -> None:
     model = Correctness.fit(scores, correct)
     with pytest.raises(ValueError, match="needs the scores cosine, votes, norm; missing: votes"):
         model({"cosine": scores["cosine"], "norm": scores["norm"]})
-    with pytest.raises(ValueError, match="ranks and a weight, got 1 weights"):
-        replace(model, weights=(1.0,))
-    with pytest.raises(ValueError, match="weights must be finite numbers"):
-        replace(model, intercept=math.inf)
-    with pytest.raises(ValueError, match="knots and levels must be finite and equal in number"):
-        replace(model, knots=(1.0,))
-    with pytest.raises(ValueError, match="values and odds must be finite"):
-        RankOdds((), (), 1.0)
 
 
 def test_a_weight_that_rounding_takes_below_zero_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:

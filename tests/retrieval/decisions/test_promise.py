@@ -11,7 +11,7 @@ import torch
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import clopper_pearson
 from lam.retrieval.decisions.promise import Promise, cells_of
-from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.open_set import search_open_set
 from lam.vmf.embeddings import Embeddings
 from tests.retrieval.decisions.calibrated import calibrated
 

@@ -11,12 +11,12 @@ from lam.retrieval.decisions.abstention import MATCH
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Calibration, Targets
+from lam.retrieval.decisions.conformal import control_selective_risk
 from lam.retrieval.decisions.files import load_calibration, save_calibration
-from lam.retrieval.decisions.selective_risk import control_selective_risk
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.index.faiss_index import search_flat
 from lam.retrieval.index.hits import label_key
-from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.vmf.embeddings import Embeddings
 from tests.retrieval.decisions.calibrated import calibrated
 

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import beta, binom
 from torch import Tensor
 
-from lam.retrieval.decisions.selective_risk import answers_needed, control_selective_risk
+from lam.retrieval.decisions.conformal import answers_needed, control_selective_risk
 
 POPULATION = 100_000
 GRID = torch.linspace(0, 1, POPULATION, dtype=torch.float64)

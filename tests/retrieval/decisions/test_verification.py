@@ -21,15 +21,15 @@ def _pairs(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
 
 def test_each_query_is_paired_with_a_match_and_with_another() -> None:
     labels, others = torch.tensor([0, 0, 1, 1, 2, 0]), torch.tensor([0, 1, 1])
-    pairs = draw_pairs(
+    rows, partners, same = draw_pairs(
         lambda rows: labels[rows][:, None] == others,
         6,
         len(others),
         generator=torch.Generator().manual_seed(0),
     )
-    assert torch.equal(labels[pairs.queries] == others[pairs.items], pairs.same)
-    assert pairs.queries[pairs.same].tolist() == [0, 1, 2, 3, 5]  # nothing matches the item of class 2
-    assert pairs.queries[~pairs.same].tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(labels[rows] == others[partners], same)
+    assert rows[same].tolist() == [0, 1, 2, 3, 5]  # nothing matches the item of class 2
+    assert rows[~same].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_false_matches_are_at_the_target_and_probabilities_are_right() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lam.retrieval import Index
-from lam.retrieval.index import faiss_calls, flat, rows
+from lam.retrieval.index import faiss_calls, rows
 from lam.vmf import Embeddings
 
 DIMENSION, COUNT = 16, 1000
@@ -33,7 +33,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return nearest(stored, *rest)
 
     monkeypatch.setattr(rows, "_CHUNK", 256 * 4 * DIMENSION)
-    monkeypatch.setattr(flat, "_COPIED", 32 * DIMENSION)
+    monkeypatch.setattr(rows, "_COPIED", 32 * DIMENSION)
     monkeypatch.setattr(faiss_calls, "nearest", counted)
     return compared
 

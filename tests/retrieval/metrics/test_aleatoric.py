@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 import torch
 
-from lam.retrieval.metrics.aleatoric import label_entropy, less_sure_of_crops, rank_correlation
+from lam.retrieval.metrics.uncertainty import label_entropy, less_sure_of_crops, rank_correlation
 
 
 def random(n: int, seed: int) -> torch.Tensor:

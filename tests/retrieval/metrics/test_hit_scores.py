@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lam.retrieval.metrics.hit_scores import (
+from lam.retrieval.metrics.scores import (
     NEAREST,
     cosine_spread,
     disagreement,

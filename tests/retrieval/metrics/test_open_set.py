@@ -12,13 +12,12 @@ from lam.retrieval.metrics.open_set import (
     open_set_metrics,
     oscr,
     recall_at_full_precision,
+    search_open_set,
     threshold_at,
     tpir_at_fpir,
 )
 from lam.retrieval.metrics.ranking import recall_at_k
-from lam.retrieval.metrics.searches import search_open_set
-from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
-from lam.retrieval.metrics.uncertainty import ausc
+from lam.retrieval.metrics.uncertainty import abstention_nauc, augrc, ausc, mann_whitney_p, r_auroc, scod_augrc
 
 NONE = torch.empty(0)
 NOBODY = torch.empty(0, dtype=torch.bool)

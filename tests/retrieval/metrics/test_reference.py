@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from sklearn.covariance import ledoit_wolf
 
 from lam.retrieval.metrics import reference as reference_module
-from lam.retrieval.metrics.gaussians import COMPONENTS, Gaussians
 from lam.retrieval.metrics.reference import (
+    COMPONENTS,
     EXPONENTS,
     NEIGHBOUR,
+    Gaussians,
     Reference,
     global_mahalanobis,
     knn_distance,

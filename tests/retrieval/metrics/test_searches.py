@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.metrics.hit_scores import N_HITS
-from lam.retrieval.metrics.searches import search_open_set
+from lam.retrieval.metrics.open_set import search_open_set
+from lam.retrieval.metrics.scores import N_HITS
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
 

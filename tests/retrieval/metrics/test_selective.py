@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
+from lam.retrieval.metrics.uncertainty import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 
 # What generalized_risk_stats of fd-shifts (commit 8ac4f6d) and trapezoids give: of the known queries, and of these with
 # the outsiders as wrong answers, halved. MTEB's nauc does not average over ties, so that the tied one there is a mean

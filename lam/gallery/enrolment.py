@@ -108,9 +108,7 @@ def enrol(
     for row in kept:
         rows_by_id.setdefault(_identity(images[row]) if fuse else images[row].id, []).append(row)
     if not fuse:
-        _refuse_shared_ids(images, rows_by_id.values())
-        _warn_of_several_labels(images, rows_by_id.values())
-        _warn_of_lost_metadata(images, rows_by_id.values())
+        _check_copies(images, rows_by_id.values())
     rows_by_id = {item_id: _distinct(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
     used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]
@@ -129,35 +127,27 @@ def enrol(
     return Enrolment(items, fused, uncertain)
 
 
-def _refuse_shared_ids(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
-    for first, *others in groups:
-        for row in others:
-            if images[row].content != images[first].content:
-                raise ValueError(
-                    f"{images[row].path}: id {images[row].id!r} is already at {images[first].path}; ids must differ, "
-                    "unless items with one id are fused (--fuse)"
-                )
-
-
-def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
-    labels = {rows[0]: list(dict.fromkeys(images[row].label for row in rows)) for rows in groups}
-    if several := {row: names for row, names in labels.items() if len(names) > 1}:
-        row, (label, other, *_) = next(iter(several.items()))
-        items = "1 item has" if len(several) == 1 else f"{len(several)} items have"
+def _check_copies(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
+    """Reject images of one id with different contents; warn of copies with another label or metadata than the first."""
+    pairs = [(images[first], images[row]) for first, *others in groups for row in others]
+    for first, copy in pairs:
+        if copy.content != first.content:
+            raise ValueError(
+                f"{copy.path}: id {copy.id!r} is already at {first.path}; ids must differ, unless items with one id "
+                "are fused (--fuse)"
+            )
+    advice = "for an item each, give them ids in a list"
+    if several := [(first, copy) for first, copy in pairs if copy.label != first.label]:
+        (first, copy), count = several[0], len({first.id for first, _ in several})
         warnings.warn(
-            f"{items} several labels, such as {images[row].path} as {label!r} and {other!r}: the first is kept; "
-            "for an item each, give them ids in a list",
+            f"{'1 item has' if count == 1 else f'{count} items have'} several labels, such as {first.path} as "
+            f"{first.label!r} and {copy.label!r}: the first is kept; {advice}",
             stacklevel=3,
         )
-
-
-def _warn_of_lost_metadata(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
-    lost = [row for first, *others in groups for row in others if images[row].metadata != images[first].metadata]
-    if lost:
-        copies = "1 copy has" if len(lost) == 1 else f"{len(lost)} copies have"
+    if lost := [copy.path for first, copy in pairs if copy.metadata != first.metadata]:
         warnings.warn(
-            f"{copies} other metadata than the first, such as {images[lost[0]].path}: only the first is kept; for an "
-            "item each, give them ids in a list",
+            f"{'1 copy has' if len(lost) == 1 else f'{len(lost)} copies have'} other metadata than the first, such as "
+            f"{lost[0]}: only the first is kept; {advice}",
             stacklevel=3,
         )
 

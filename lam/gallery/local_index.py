@@ -22,7 +22,6 @@ from lam.gallery.store import ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.recall import Recall, percent
-from lam.retrieval.metrics.scores import N_HITS
 from lam.utils.extras import install_command
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
@@ -34,7 +33,6 @@ LEAST_RECALL = 0.95
 """A lower recall at the start logs a warning."""
 
 _GRAPH = "HNSW32"
-_QUERIES, _NEIGHBOURS = 200, 10  # for measuring recall
 _BLOCK = 10_000
 _LOG = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ class LocalIndex:
             self._save()
 
     def _measure_recall(self) -> Recall | None:
-        recall = self.index.measure_recall(n_queries=_QUERIES, k=_NEIGHBOURS, depth=N_HITS)
+        recall = self.index.measure_recall()
         if recall is not None and recall.share < LEAST_RECALL:
             _LOG.warning(
                 "%s; less than %s of the neighbours: serve with --index flat, or index the gallery again with a wider "

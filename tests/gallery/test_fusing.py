@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lam.gallery import fusing
+from lam.gallery import operations
 from lam.gallery.item import Images, Item, pack
 from lam.gallery.operations import Fuse, fuse
 from lam.gallery.refusal import Refusal
@@ -158,7 +158,7 @@ def test_deleting_erases_every_image_of_an_item(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_of_images_not_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusing, "MAX_IMAGES", 2)
+    monkeypatch.setattr(operations, "MAX_IMAGES", 2)
     first, second, third = images(3, 4)
     fused = fuse(first, second)
     assert fuse(fused, second) is fused

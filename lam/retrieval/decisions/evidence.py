@@ -61,11 +61,6 @@ class Evidence:
         """Scores of the queries with a match."""
         return rows_of(self.queries.scores, self.has_match)
 
-    @property
-    def right_if_known(self) -> Bool[Tensor, " N"]:
-        """Whether the first hit is right, for queries with a match."""
-        return self.right[self.has_match]
-
     def only(self, names: Collection[str]) -> "Evidence":
         """The evidence with only these scores."""
         few = {

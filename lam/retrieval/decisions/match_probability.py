@@ -96,8 +96,6 @@ class OneClassModel:
     def fit(cls, scores: Scores) -> "OneClassModel":
         """Learn from the scores of N known queries; each is compared with queries of the other folds."""
         evidence = tuple(name for name in scores if is_evidence(name))
-        if not evidence:
-            raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")
         together = tuple(name for name in STRANGER_SCORES if name in scores) or evidence
         columns = {name: scores[name].detach().cpu() for name in (*evidence, *together)}
         ranks = {name: RankOdds.of(values) for name, values in columns.items()}
@@ -240,8 +238,6 @@ def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> Monoton
     is left out without labels, because an item that is stored twice would have a margin of zero.
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
-    if len(groups) == 1:
-        raise ValueError("P(known) needs queries without a match to learn from, got none")
     sizes = [len(next(iter(group.values()))) for group in groups]
     share = [1.0] + [1 / (len(groups) - 1)] * (len(groups) - 1)
     weight = torch.cat([torch.full((size,), part / size) for size, part in zip(sizes, share, strict=True)])
@@ -291,7 +287,7 @@ class MatchProbability:
             share: expected share of queries without a match among future queries, in (0, 1).
             mixture: scores of unlabelled queries; used if the interval of their share of strangers excludes 0 and 1.
         """
-        right = Correctness.fit(evidence.known, evidence.right_if_known)
+        right = Correctness.fit(evidence.known, evidence.right[evidence.has_match])
         contrast = None if mixture is None else DensityRatio.from_mixture(evidence.known, mixture)
         if contrast is None or not contrast.holds_both:
             contrast = None

@@ -150,8 +150,6 @@ class MonotoneRegression:
         cls, scores: Scores, known: Bool[Tensor, " N"], weight: Float[Tensor, " N"] | None = None
     ) -> "MonotoneRegression":
         """Learn from scores of N queries, whether each is known, and the weights of the queries (equal by default)."""
-        if len(known) == 0 or not scores:
-            raise ValueError(f"P(known) needs queries and scores, got {len(known)} queries and {len(scores)} scores")
         _check_scores(scores, "the queries", len(known))
         from scipy.optimize import minimize
 
@@ -237,10 +235,6 @@ class Correctness:
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
         """
-        if len(correct) == 0:
-            raise ValueError("the probability of a right answer needs searches that have a match, got none")
-        if not scores:
-            raise ValueError("the probability of a right answer needs a score to learn from, got none")
         _check_scores(scores, "the searches", len(correct))
         from sklearn.isotonic import IsotonicRegression
 

@@ -223,7 +223,7 @@ class Index:
         hits = min(max(k, depth) + 1, len(self))
         exact = self._store.search(vectors, hits, 0.0)
         found = exact if self._faiss is None else self._search(vectors, hits, 0.0)
-        return Recall.of(self.factory, own, found[:2], exact[:2], k=k, depth=depth)
+        return Recall.of(self.factory, own, found, exact, k=k, depth=depth)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
         """(N,) stored concentrations of N ids, float64.

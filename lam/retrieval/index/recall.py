@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
+
+from lam.retrieval.index.rows import Found
 
 _ROUNDING = 1e-6  # largest difference of one cosine between two searches
 
@@ -36,14 +38,7 @@ class Recall:
 
     @classmethod
     def of(
-        cls,
-        factory: str,
-        own: Int64[np.ndarray, " Q"],
-        found: tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]],
-        exact: tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]],
-        *,
-        k: int,
-        depth: int,
+        cls, factory: str, own: Int64[np.ndarray, " Q"], found: Found, exact: Found, *, k: int, depth: int
     ) -> "Recall":
         """Compare two searches for Q stored items, by ids and cosines of K ≥ 2 hits; `own` are the ids of the Q items.
 
@@ -51,7 +46,7 @@ class Recall:
         as the k-th exact hit.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
-        near, nearest = _others(own, *found), _others(own, *exact)
+        near, nearest = (_others(own, ids, cosines) for ids, cosines, _ in (found, exact))
         is_found = near[:, :k] >= nearest[:, k - 1 : k] - _ROUNDING
         is_same = np.abs(near[:, :depth] - nearest[:, :depth]) <= _ROUNDING
         return cls(factory, len(own), k, float(is_found.mean()), depth, float(is_same.all(axis=1).mean()))

@@ -45,7 +45,7 @@ def test_a_fold_is_left_out_of_every_kind_unless_no_query_with_a_match_were_left
     part = evidence.without(2)
     kept = evidence.queries.fold != 2
     assert torch.equal(part.queries.scores["cosine"], evidence.queries.scores["cosine"][kept])
-    assert torch.equal(part.right_if_known, evidence.right[kept & evidence.has_match])
+    assert torch.equal(part.right[part.has_match], evidence.right[kept & evidence.has_match])
     assert not any((group.fold == 2).any() for group in (part.queries, part.no_match, part.strangers))
     one = WORLDS["useful"].evidence(1, torch.Generator().manual_seed(0))[0]
     assert one.without(0) is one

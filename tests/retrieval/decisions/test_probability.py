@@ -150,10 +150,6 @@ def test_what_is_refused() -> None:
     scores, correct = _searches(40, seed=7)
     with pytest.raises(ValueError, match="probability must lie in .* at index 1"):
         probability_bins(torch.tensor([0.5, 1.5]), torch.tensor([True, True]))
-    with pytest.raises(ValueError, match="needs searches that have a match, got none"):
-        Correctness.fit({"cosine": scores["cosine"][:0]}, correct[:0])
-    with pytest.raises(ValueError, match="needs a score to learn from"):
-        Correctness.fit({}, correct)
     with pytest.raises(ValueError, match="votes must have shape"):
         Correctness.fit({**scores, "votes": scores["votes"][:3]}, correct)
     with pytest.raises(ValueError, match="cosine .*finite"):

@@ -211,9 +211,7 @@ METRICS: dict[str, Metric] = {
         ("kappa", "kappa_of_crop"),
     ),
     "unseen_recall@1": Metric(
-        "recall@1 of classes never trained on",
-        "higher",
-        "recall@1 among items of held-out classes",
+        "recall@1 of classes never trained on", "higher", "recall@1 among items of held-out classes"
     ),
     "knn_accuracy": Metric(
         "accuracy of neighbours",
@@ -298,9 +296,7 @@ METRICS: dict[str, Metric] = {
         "share of negative entries, which count as zero: their weights keep the prior",
     ),
     "share_left": Metric(
-        "second moment left to the diagonal",
-        "lower",
-        "share of the features' second moment outside the low-rank part",
+        "second moment left to the diagonal", "lower", "share of the features' second moment outside the low-rank part"
     ),
     "variance_clipped": Metric(
         "variance of clipped entries",

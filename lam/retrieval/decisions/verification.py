@@ -14,7 +14,6 @@ from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.probability import Correctness, random_order
 from lam.retrieval.metrics.open_set import Matches
 from lam.utils.blocks import row_blocks
-from lam.utils.checks import check_length
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _BLOCK_ELEMENTS = 2**22
@@ -66,13 +65,9 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from the cosines of R pairs, the κ of both images (`kappa`, `other`), and whether the images match."""
-        check_length("same", same, "the pairs", len(cosine))
-        n_same, n_other = int(same.sum()), int((~same).sum())
-        if min(n_same, n_other) == 0:
-            raise ValueError(f"verification needs pairs that match and pairs that do not, got {n_same} and {n_other}")
+        """Learn from R pairs of both kinds: cosines, κ of both images (`kappa`, `other`), and whether they match."""
         order = random_order(len(same)).to(same.device)  # else only the first classes would be used
-        each = min(n_same, n_other)
+        each = min(int(same.sum()), int((~same).sum()))
         balanced = torch.cat([order[kind[order]][:each] for kind in (same, ~same)]).sort().values
         evidence = _evidence(cosine[balanced], kappa[balanced], other[balanced])
         return cls(ConformalScores.of(cosine[~same]), Correctness.fit(evidence, same[balanced]))

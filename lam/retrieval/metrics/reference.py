@@ -159,8 +159,6 @@ class Reference:
 
         Covariances and the mean of all items still include the own class. A class that `labels` lacks has no effect.
         """
-        if self.labels is None:
-            raise ValueError("to exclude classes, the reference must have labels, got none")
         excluding = copy(self)  # with the cached Gaussians
         vars(excluding)["excluded"] = classes
         return excluding

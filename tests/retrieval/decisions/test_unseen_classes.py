@@ -140,22 +140,3 @@ def test_a_gallery_without_single_items_says_nothing_of_known_classes() -> None:
     assert single.p_new(scores, nearest).tolist() == [1.0]
     assert single.p_in_gallery(scores).tolist() == [1.0]
     assert gallery.p_in_gallery(torch.zeros(0)).tolist() == []
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="the gallery must hold at least one item, got none"):
-        UnseenClasses(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-    with pytest.raises(ValueError, match="left_out must not hold NaN, got one at index 1"):
-        UnseenClasses(torch.tensor([0, 1]), torch.tensor([0.1, math.nan]))
-    with pytest.raises(ValueError, match=r"left_out must have shape \(2,\)"):
-        UnseenClasses(torch.tensor([0, 1]), torch.tensor([0.1]))
-    gallery = UnseenClasses(torch.tensor([0, 1]), torch.tensor([0.1, 0.2]))
-    for given in (-1, 2):
-        with pytest.raises(ValueError, match=f"nearest must be positions from 0 to 1 in the gallery, got {given}"):
-            gallery.p_new(torch.tensor([0.3]), torch.tensor([given]))
-    with pytest.raises(ValueError, match=r"nearest must have shape \(1,\)"):
-        gallery.p_new(NEAR, torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="scores must not hold NaN, got one at index 0"):
-        gallery.p_new(torch.tensor([math.nan]), torch.tensor([0]))
-    with pytest.raises(ValueError, match="scores must not hold NaN, got one at index 0"):
-        gallery.p_in_gallery(torch.tensor([math.nan]))

@@ -2,12 +2,10 @@
 
 import math
 
-import pytest
 import torch
 
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
-from tests.helpers import unchecked
 
 
 def _pairs(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -59,11 +57,3 @@ def test_the_order_of_the_pairs_tells_nothing() -> None:
     for order in (falling, shuffled):
         verifier = Verifier.of(*(column[order] for column in pairs))
         assert probability_bins(verifier.probability(cosine, kappa, other), same).expected_error < 0.06
-
-
-def test_pairs_of_one_kind_are_refused() -> None:
-    cosine, kappa, other, same = _pairs(40, 0)
-    with pytest.raises(ValueError, match="got 0 and 40"):
-        Verifier.of(cosine, kappa, other, torch.zeros_like(same))
-    with pytest.raises(ValueError, match="same must have shape"):
-        unchecked(Verifier.of.__func__)(Verifier, cosine, kappa, other, same[:3])  # type: ignore[attr-defined]

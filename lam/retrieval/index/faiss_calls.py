@@ -95,18 +95,6 @@ def remove(index: Any, slots: np.ndarray) -> None:
         index.remove_ids(slots)
 
 
-def keep_only(index: Any, slots: np.ndarray) -> bool:
-    """Remove all slots except `slots`; returns whether the type can remove."""
-    import faiss
-
-    stays = faiss.IDSelectorBatch(slots)
-    try:
-        index.remove_ids(faiss.IDSelectorNot(stays))
-    except RuntimeError:
-        return False
-    return True
-
-
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
     """(Q, k) candidate slots, padded with −1; a GPU allows k up to a few thousand."""
     errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")

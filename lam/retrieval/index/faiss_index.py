@@ -155,7 +155,7 @@ class Index:
         if self._faiss is None:
             return
         faiss_calls.remove(self._faiss, slots)
-        if self._needs_sweep and not faiss_calls.keep_only(self._faiss, self._store.column("slots")) and sweeps:
+        if sweeps:
             self.sweep()
 
     def sweep(self, lock: AbstractContextManager[Any] | None = None) -> None:
@@ -165,15 +165,10 @@ class Index:
             lock: held while the new structure replaces the old one. During the rebuild, other threads may search, but
                 not add or remove items.
         """
-        if self._needs_sweep:
+        if self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0:
             rebuilt = self._rebuilt()
             with nullcontext() if lock is None else lock:
                 self._faiss = rebuilt
-
-    @property
-    def _needs_sweep(self) -> bool:
-        """Whether at least 20 % of the rows in FAISS are hidden."""
-        return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
     def search(
         self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None, among: Ids | None = None

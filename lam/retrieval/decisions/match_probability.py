@@ -215,7 +215,7 @@ class DensityRatio:
         order = random_order(n + m)
         both = {name: torch.cat([known[name].cpu(), mixture[name].cpu()])[order] for name in names}
         is_known = (torch.arange(n + m) < n)[order]
-        share, interval = _share_of_strangers(cross_validated(both, is_known, fit=Correctness.fit), is_known)
+        share, interval = _share_of_strangers(cross_validated(both, is_known), is_known)
         odds = float((~is_known).sum() / is_known.sum())
         return cls(Correctness.fit(both, is_known), odds, share, is_mixture=True, interval=interval)
 

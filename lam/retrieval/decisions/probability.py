@@ -3,7 +3,7 @@
 Two scales make scores comparable: log odds of ranks (`RankOdds`), and units of the spread (`SoftScale`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -281,13 +281,11 @@ class Correctness:
         return dict(sorted(shares.items(), key=lambda share: -share[1]))
 
 
-def cross_validated(
-    scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
-) -> Float[Tensor, " N"]:
-    """The probability of each search, from a function that `fit` learns on the other folds."""
+def cross_validated(scores: Scores, correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """The probability of each search, from a `Correctness` learnt on the other folds."""
     probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
-        probability[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
+        probability[fold] = Correctness.fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
     return probability
 
 

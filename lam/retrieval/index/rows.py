@@ -182,7 +182,7 @@ class Store:
             return len(self)
         return sum(int((chunk.kappa[: chunk.size] >= least_kappa).sum()) for chunk in self.chunks)
 
-    def places(self, least_kappa: float, among: Int64[np.ndarray, " G"] | None = None) -> Int64[np.ndarray, " N"]:
+    def places(self, least_kappa: float, among: Int64[np.ndarray, " G"]) -> Int64[np.ndarray, " N"]:
         """Places of the rows that `Chunk.allowed` selects, in the order of adding."""
         rows = (np.flatnonzero(chunk.allowed(slice(chunk.size), least_kappa, among)) for chunk in self.chunks)
         parts = [number * self._room + of_chunk for number, of_chunk in enumerate(rows)]

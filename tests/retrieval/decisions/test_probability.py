@@ -126,7 +126,7 @@ def test_where_all_answers_are_alike_there_is_laplace_s_doubt_and_an_order(right
     assert float(probability.mean()) == pytest.approx(31 / 32 if right else 1 / 32, abs=0.02)
     assert torch.equal(probability.argsort(), (-scores["cosine"]).argsort())
     one = {"cosine": scores["cosine"][:1]}
-    alone = cross_validated(one, torch.tensor([right]), fit=Correctness.fit)
+    alone = cross_validated(one, torch.tensor([right]))
     assert alone.tolist() == pytest.approx([2 / 3 if right else 1 / 3], abs=0.01)
 
 

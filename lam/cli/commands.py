@@ -1,4 +1,4 @@
-"""The commands. Each calls one function of the library and prints its result."""
+"""The commands. Each calls one function of the library and prints its result; its docstring is its help."""
 
 import argparse
 import sys
@@ -54,7 +54,7 @@ def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
 
 
 def run_or_print(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    """`lam run`."""
+    """Run a configuration: train, fit the posterior, tune, evaluate, report."""
     if not parsed.print:
         _run(parsed, overrides)
         return
@@ -94,7 +94,7 @@ def _print_metrics(texts: Mapping[str, str]) -> None:
 
 
 def demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    """`lam demo`."""
+    """Run and calibrate digits, sentences or photographs that other packages ship."""
     name = " ".join(parsed.config) or "digits"
     if name not in DEMOS:
         raise ValueError(f"there is no demo {name}; allowed: {', '.join(DEMOS)}")
@@ -121,7 +121,7 @@ def demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def run_sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    """`lam sweep`."""
+    """Run a configuration with several seeds: mean and standard deviation."""
     config = _config(parsed, overrides)
     from lam.runs.sweep import SWEEP, seeds_of, sweep
 
@@ -135,7 +135,7 @@ def run_sweep(parsed: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def compare_runs(parsed: argparse.Namespace, _: list[str]) -> None:
-    """`lam compare`."""
+    """Draw finished runs on the same data together, with a table."""
     from lam.runs.comparison import compare
     from lam.runs.folder import run_at
 
@@ -144,7 +144,7 @@ def compare_runs(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def embed(parsed: argparse.Namespace, _: list[str]) -> None:
-    """`lam embed`."""
+    """Embed images or texts: an .npz file with mean, kappa, variance and, of a calibrated run, a flag."""
     from lam.gallery.embed import embed_items
     from lam.gallery.shards import Shard, save_embeddings
     from lam.runs.finished import Run
@@ -208,7 +208,7 @@ def _record(kind: type[Record], parsed: argparse.Namespace) -> Record:
 
 
 def index(parsed: argparse.Namespace, _: list[str]) -> None:
-    """`lam index`."""
+    """Replace a run's gallery by images, texts or embeddings."""
     from lam.runs.folder import GALLERY
     from lam.runs.index import index_images
 
@@ -238,7 +238,7 @@ def index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def search_gallery(parsed: argparse.Namespace, _: list[str]) -> None:
-    """`lam search`."""
+    """Search a run's gallery for images or texts."""
     from lam.runs.search import SearchResult, search_in_batches
     from lam.runs.search_files import check_suffix, write_results
     from lam.utils.files import check_output
@@ -308,7 +308,7 @@ def _show_answer(result: Any, row: int) -> None:
 
 
 def calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
-    """`lam calibrate`."""
+    """Learn thresholds at given error rates, and P(correct)."""
     from lam.runs.calibrate import calibrate_run
     from lam.runs.calibration_options import CalibrationOptions, repeat_choices
     from lam.runs.calibration_report import describe_calibration
@@ -324,7 +324,7 @@ def calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
-    """`lam serve`."""
+    """Serve runs over HTTP: searches, decisions, a gallery that changes, a page."""
     from lam.service.settings import ServiceSettings
 
     try:
@@ -368,7 +368,7 @@ def _named_runs(words: Sequence[str]) -> dict[str, Path]:
 
 
 def back_up_run(parsed: argparse.Namespace, _: list[str]) -> None:
-    """`lam backup`."""
+    """Copy a run and its items of one moment, served or not."""
     from lam.runs.backup import back_up
 
     backup = back_up(parsed.run, parsed.folder)
@@ -376,7 +376,7 @@ def back_up_run(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def experiment(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    """`lam experiment`."""
+    """Compare losses where the truth is known, or repeat a table of a paper: a table and a page."""
     from tqdm import tqdm
 
     from lam.experiments import conduct, load_experiment

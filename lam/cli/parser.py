@@ -83,6 +83,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 }
 """Arguments that several commands share."""
 _DATA = ("--limit", "--allow-missing", "--skip-damaged")
+_ON_RUN = ("run", "--columns", "--skip-damaged")
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -94,61 +95,39 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lam {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
 
-    def command(name: str, do: Any, help: str, *shared: str) -> Any:
+    def command(name: str, do: Any, *shared: str) -> Any:
         """Add a command with some shared arguments; returns the function that adds further arguments."""
-        added = subparsers.add_parser(name, help=help, description=help, formatter_class=raw, allow_abbrev=False)
+        added = subparsers.add_parser(
+            name, help=do.__doc__, description=do.__doc__, formatter_class=raw, allow_abbrev=False
+        )
         added.set_defaults(do=do)
         added.add_argument("--quiet", action="store_true", help="show no progress")
         for argument in (*shared, *(() if do is commands.experiment else ("--plugin",))):
             added.add_argument(argument, **_SHARED[argument])
         return added.add_argument
 
+    add = command("run", commands.run_or_print, *_DATA, "--paper")
     what = "DATA METHOD, such as digits laplace_posthoc; a YAML file; or the folder of a run, to continue it"
-    add = command(
-        "run",
-        commands.run_or_print,
-        "Run a configuration: train, fit the posterior, tune, evaluate, report.",
-        *_DATA,
-        "--paper",
-    )
     add("config", nargs="+", help=what)
     add("--print", action="store_true", help="print all settings as YAML and stop")
 
-    add = command(
-        "demo", commands.demo, "Run and calibrate digits, sentences or photographs that other packages ship.", *_DATA
-    )
+    add = command("demo", commands.demo, *_DATA)
     add("config", metavar="demo", nargs="*", help=f"one of {', '.join(commands.DEMOS)} (default: digits)")
 
-    add = command(
-        "sweep",
-        commands.run_sweep,
-        "Run a configuration with several seeds: mean and standard deviation.",
-        *_DATA,
-        "--paper",
-    )
+    add = command("sweep", commands.run_sweep, *_DATA, "--paper")
     add("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
     add("--seeds", type=int, default=5, help="number of seeds, starting at the configuration's (default: 5)")
 
-    add = command("compare", commands.compare_runs, "Draw finished runs on the same data together, with a table.")
+    add = command("compare", commands.compare_runs)
     add("runs", nargs="+", metavar="RUN", help="the folders of two to 24 finished runs")
     add("-o", "--output", default="comparison", help="the folder to write or replace (default: comparison)")
 
-    add = command(
-        "embed",
-        commands.embed,
-        "Embed images or texts: an .npz file with mean, kappa, variance and, of a calibrated run, a flag.",
-        *("run", "--columns", "--skip-damaged"),
-    )
+    add = command("embed", commands.embed, *_ON_RUN)
     add("folder", help="images, in class sub-folders or not; for a run on texts a table of them")
     add("-o", "--output", required=True, help="the .npz file to write; under torchrun, its name gets -i-of-n")
     add("--shard", metavar="i/n", help="only every n-th image, starting at the i-th (default: all)")
 
-    add = command(
-        "index",
-        commands.index,
-        "Replace a run's gallery by images, texts or embeddings.",
-        *("run", "--columns", "--skip-damaged"),
-    )
+    add = command("index", commands.index, *_ON_RUN)
     add("folder", nargs="?", help="images, in class sub-folders or not; for a run on texts a table, as for --list")
     add(
         "--list",
@@ -163,24 +142,14 @@ def command_parser() -> argparse.ArgumentParser:
     add("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
     add("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
 
-    add = command(
-        "search",
-        commands.search_gallery,
-        "Search a run's gallery for images or texts.",
-        *("run", "--columns", "--skip-damaged"),
-    )
+    add = command("search", commands.search_gallery, *_ON_RUN)
     add("image", nargs="*", help="image files, or folders of them")
     add("--text", action="append", default=[], help="a text, for a run on texts; may be repeated")
     add("--file", help="a table of texts: column text or question, or the run's column")
     add("-o", "--output", metavar="FILE", help="write .csv, one line per hit, or .json, one entry per image")
     add("-k", type=int, default=5, help="number of hits (default: 5)")
 
-    add = command(
-        "calibrate",
-        commands.calibrate,
-        "Learn thresholds at given error rates, and P(correct).",
-        *("run", "--columns", "--skip-damaged"),
-    )
+    add = command("calibrate", commands.calibrate, *_ON_RUN)
     least = "the rate of the last calibration, or else {}, or the least rate that the data allow"
     add("--target-far", type=float, help=f"bound on false accepts (default: {least.format(0.001)})")
     add("--target-ood", type=float, help=f"bound on false flags (default: {least.format(0.05)})")
@@ -226,11 +195,7 @@ def command_parser() -> argparse.ArgumentParser:
     add("--data-root", help="the folder of the run's data, if it has moved")
     add("--reference", type=int, default=5000, help="number of training items to compare with (default: 5000; 0: none)")
 
-    add = command(
-        "experiment",
-        commands.experiment,
-        "Compare losses where the truth is known, or repeat a table of a paper: a table and a page.",
-    )
+    add = command("experiment", commands.experiment)
     add(
         "config",
         metavar="NAME",
@@ -240,14 +205,10 @@ def command_parser() -> argparse.ArgumentParser:
     )
     add("-o", "--output", help="the folder to write (default: experiments/NAME)")
 
-    add = command("backup", commands.back_up_run, "Copy a run and its items of one moment, served or not.", "run")
+    add = command("backup", commands.back_up_run, "run")
     add("folder", help="the new folder, which `lam serve` opens")
 
-    add = command(
-        "serve",
-        commands.serve_run,
-        "Serve runs over HTTP: searches, decisions, a gallery that changes, a page.",
-    )
+    add = command("serve", commands.serve_run)
     add("runs", metavar="RUN", nargs="+", help="RUN or NAME=RUN, served under /runs/NAME/; the first at the root, too")
     add("--port", type=int, default=8000, help="(default: 8000)")
     add("--host", default="127.0.0.1", help="address; one that other machines reach needs a key (default: 127.0.0.1)")

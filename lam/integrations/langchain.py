@@ -1,18 +1,20 @@
 """LangChain: embeddings of a lam encoder, a vector store with probabilities as relevance scores, and a retriever."""
 
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from lam.encoders.base import Encoder
 from lam.integrations.judging import Judgement, OnUnknown, fields_of, judge_each, label_of, predict_texts, text_encoder
-from lam.integrations.memory import VectorMemory
 from lam.retrieval.decisions.calibration import Calibration
 from lam.runs.finished import Run
-from lam.utils.checks import check_at_least
+from lam.utils.checks import check_at_least, unit_rows
 from lam.utils.extras import needs_extra
 
 with needs_extra("langchain", "the adapter of LangChain"):
@@ -50,7 +52,9 @@ class LamVectorStore(VectorStore):
 
     def __init__(self, embedding: Embeddings, calibration: Calibration | None = None, *, label: str = "label") -> None:
         self._embedding, self._calibration, self._label = embedding, calibration, label
-        self._memory = VectorMemory[Document]()
+        self._rows: dict[str, tuple[Document, Tensor]] = {}  # threads may search the rows before or after a change
+        self._stacked: tuple[object, Tensor] = None, torch.empty(0)
+        self._changing = threading.Lock()
 
     @classmethod
     def from_run(cls, folder: str | Path) -> "LamVectorStore":
@@ -58,10 +62,10 @@ class LamVectorStore(VectorStore):
         run = Run(folder)
         gallery, calibration = run.gallery, run.calibration
         store = cls(LamEmbeddings(run.encoder, n_samples=gallery.mean_samples), calibration)
-        rows = [(item.id, item.text or "", fields_of(item)) for item in gallery.items]
-        documents = [Document(id=name, page_content=text, metadata=fields) for name, text, fields in rows]
+        items = gallery.items
+        documents = [Document(id=item.id, page_content=item.text or "", metadata=fields_of(item)) for item in items]
         if documents:
-            store._memory.put([row[0] for row in rows], documents, gallery.embeddings.mean)
+            store._put(documents, gallery.embeddings.mean)
         return store
 
     @classmethod
@@ -83,17 +87,46 @@ class LamVectorStore(VectorStore):
             raise ValueError(f"give one metadata and id a text, got {len(metadatas)} and {len(ids)} for {len(texts)}")
         rows = zip([name or str(uuid.uuid4()) for name in ids], texts, metadatas, strict=True)
         documents = [Document(id=name, page_content=text, metadata=dict(fields or {})) for name, text, fields in rows]
-        names = [str(document.id) for document in documents]
         if texts:
-            self._memory.put(names, documents, torch.tensor(self._embedding.embed_documents(texts)))
-        return names
+            self._put(documents, torch.tensor(self._embedding.embed_documents(texts)))
+        return [str(document.id) for document in documents]
+
+    def _put(self, documents: Sequence[Document], vectors: Float[Tensor, "N D"]) -> None:
+        unit = unit_rows("embeddings", vectors).float()
+        with self._changing:
+            width = next((len(row) for _, row in self._rows.values()), unit.shape[1])
+            if width != unit.shape[1]:
+                raise ValueError(f"embeddings must have the dimension of the others, {width}, got {unit.shape[1]}")
+            rows = zip(documents, unit, strict=True)
+            self._rows = self._rows | {str(document.id): (document, row) for document, row in rows}
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        self._memory.delete(ids)
+        with self._changing:
+            gone = set(self._rows if ids is None else map(str, ids))
+            self._rows = {name: row for name, row in self._rows.items() if name not in gone}
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        return self._memory.get(ids)
+        rows = self._rows
+        return [rows[name][0] for name in map(str, ids) if name in rows]
+
+    def _ranked(
+        self, query: Float[Tensor, " D"], keep: Filter
+    ) -> tuple[list[Document], Float[Tensor, " N"], Float[Tensor, "N D"]]:
+        """The documents that pass the filter, by falling cosine, with cosines and unit vectors."""
+        if keep is not None and not callable(keep):
+            example = "lambda document: document.metadata['label'] == 'a'"
+            raise TypeError(f"a filter must be a function, such as {example}, got {keep!r}")
+        rows, (of, vectors) = self._rows, self._stacked
+        if of is not rows:
+            vectors = torch.stack([row for _, row in rows.values()]) if rows else torch.empty(0, len(query))
+            self._stacked = rows, vectors
+        documents = [document for document, _ in rows.values()]
+        kept = [place for place, document in enumerate(documents) if keep is None or keep(document)]
+        cosines = (vectors[kept] @ unit_rows("query", query[None])[0].float()).clamp(-1, 1)
+        cosines, order = cosines.sort(descending=True, stable=True)
+        places = [kept[place] for place in order.tolist()]
+        return [documents[place] for place in places], cosines, vectors[places]
 
     def similarity_search_with_score(self, query: str, k: int = 4, *, filter: Filter = None) -> Any:
         """The nearest documents that pass the filter, with their cosines."""
@@ -104,7 +137,7 @@ class LamVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         """The documents that pass the filter and are nearest to an embedding, with their cosines."""
         check_at_least("k", k, 1)
-        documents, cosines, _ = self._memory.ranked(torch.tensor(embedding), filter)
+        documents, cosines, _ = self._ranked(torch.tensor(embedding), filter)
         return list(zip(documents[:k], cosines[:k].tolist(), strict=True))
 
     def similarity_search(self, query: str, k: int = 4, **options: Any) -> list[Document]:
@@ -129,7 +162,7 @@ class LamVectorStore(VectorStore):
         filter: Filter = None,
     ) -> list[Document]:
         vector = torch.tensor(embedding)
-        documents, _, vectors = self._memory.ranked(vector, filter)
+        documents, _, vectors = self._ranked(vector, filter)
         chosen = maximal_marginal_relevance(vector.numpy(), vectors[:fetch_k].tolist(), lambda_mult, k)
         return [documents[place] for place in chosen]
 
@@ -142,7 +175,7 @@ class LamVectorStore(VectorStore):
                 "LamVectorStore.from_run, or ask for cosines by similarity_search_with_score"
             )
         asked = predict_texts(embedding.encoder, [query], n_samples=embedding.n_samples)
-        documents, cosines, _ = self._memory.ranked(asked.embeddings.mean[0], filter)
+        documents, cosines, _ = self._ranked(asked.embeddings.mean[0], filter)
         labels = [label_of(document.metadata, self._label) for document in documents]
         return judge_each(self._calibration, asked, cosines, labels, k=k), documents[:k]
 

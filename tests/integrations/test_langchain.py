@@ -13,7 +13,6 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests, Vector
 
 from lam.integrations.judging import UnknownQueryError
 from lam.integrations.langchain import LamEmbeddings, LamRetriever, LamVectorStore
-from lam.integrations.memory import VectorMemory
 from lam.runs.finished import Run
 from lam.runs.search import search
 from tests.helpers import unchecked
@@ -126,7 +125,9 @@ async def test_the_threshold_of_a_stock_retriever_is_a_probability(store: LamVec
 @pytest.mark.long
 def test_a_filter_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a function, such as lambda document: .*, got {'label': 'a'}"):
-        unchecked(VectorMemory.ranked)(VectorMemory(), torch.ones(2), {"label": "a"})
+        unchecked(LamVectorStore._ranked)(
+            LamVectorStore(DeterministicFakeEmbedding(size=2)), torch.ones(2), {"label": "a"}
+        )
 
 
 @pytest.mark.filterwarnings("ignore:the gallery holds")

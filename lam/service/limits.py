@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from starlette.types import Message, Receive, Scope, Send
@@ -25,7 +24,7 @@ from lam.service.keys import RIGHTS, Keys, right_for
 from lam.service.request_log import RequestLog
 from lam.service.settings import ServiceSettings
 from lam.service.sites import PREFIX, Site, Sites
-from lam.service.tracing import HEADER, Trace, traced
+from lam.service.tracing import HEADER, Spans, Trace, traced
 
 OPEN_PATHS = ("/v1/health", "/v1/ready")
 _WITH_IMAGES = ("/v1/search", "/v1/embed", "/v1/verify", "/v1/items")  # their JSON may hold images
@@ -40,9 +39,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-if TYPE_CHECKING:
-    from lam.service.spans import Spans
-
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
 _CHEAP_A_SECOND = 30  # requests that need no worker: number that one connection may send without delay
@@ -70,7 +66,7 @@ class Limits:
         *,
         keys: Keys | None = None,
         log: RequestLog | None = None,
-        spans: "Spans | None" = None,
+        spans: Spans | None = None,
     ) -> None:
         self._sites, self._settings = sites, settings
         self._keys, self._log, self._spans = keys, log, spans

@@ -31,6 +31,7 @@ from lam.service.request_log import RequestLog
 from lam.service.served_runs import ServedRuns
 from lam.service.settings import ServiceSettings
 from lam.service.sites import PREFIX
+from lam.service.tracing import Spans
 from lam.utils.extras import install_command
 
 _THREADS = 2
@@ -190,12 +191,11 @@ def _keys(file: str | None, host: str) -> Keys | None:
     return keys
 
 
-def _spans() -> Any:
+def _spans() -> Spans:
     try:
-        from lam.service.spans import Spans
+        return Spans()
     except ImportError as error:
         raise ValueError(f"traces need a package that is missing ({error}): {install_command('otel')}") from None
-    return Spans()
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -35,7 +35,7 @@ class ServiceSettings:
         keys: file of keys, besides the key in the environment; see `lam.service.keys.Keys.read`.
         access_log: file of all requests, as JSON lines; `-` for standard error.
         slow_seconds: slower requests are marked in the log; without a log, only these are logged, on standard error.
-        traces: whether to open spans of OpenTelemetry; see `lam.service.spans`.
+        traces: whether to open spans of OpenTelemetry; see `lam.service.tracing.Spans`.
         cors_origins: origins of pages that may use the service, such as `https://example.org`.
         keep_queries: number of random queries to keep for `lam calibrate --unlabelled live`; None keeps no query.
 

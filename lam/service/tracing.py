@@ -1,4 +1,4 @@
-"""The id of a request, and the seconds that it spends at each stage of the service."""
+"""The id of a request, the seconds that it spends at each stage of the service, and spans of OpenTelemetry."""
 
 import re
 import secrets
@@ -7,13 +7,52 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lam.service.spans import Spans
+from typing import Any
 
 HEADER = "X-Request-ID"
+_CARRIED = (b"traceparent", b"tracestate")
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Spans:
+    """Opens spans of OpenTelemetry: one for each request, and one for each of its stages.
+
+    `opentelemetry-instrument lam serve RUN --traces` sets up an SDK that exports spans; without an SDK, spans are lost.
+    Raises an `ImportError` without the package.
+    """
+
+    def __init__(self) -> None:
+        from opentelemetry import trace
+        from opentelemetry.propagate import extract
+
+        self._trace, self._extract = trace, extract
+        self.tracer = trace.get_tracer("lam")
+
+    @contextmanager
+    def request(self, headers: Mapping[bytes, bytes], facts: Mapping[str, Any]) -> Iterator[None]:
+        """Within the context, a request has a span below the client's span; at the end, the span gets the `facts`."""
+        carried = {name.decode(): headers[name].decode("latin1") for name in _CARRIED if name in headers}
+        above, kind = self._extract(carried), self._trace.SpanKind.SERVER
+        with self.tracer.start_as_current_span("request", context=above, kind=kind) as span:
+            try:
+                yield
+            finally:
+                if facts:
+                    self._describe(span, facts)
+
+    def _describe(self, span: Any, facts: Mapping[str, Any]) -> None:
+        span.update_name(f"{facts['method']} {facts['route']}")
+        span.set_attributes(
+            {
+                "http.request.method": facts["method"],
+                "http.route": facts["route"],
+                "http.response.status_code": facts["status"],
+                "lam.run": facts["run"],
+                "lam.request_id": facts["id"],
+            }
+        )
+        if facts["status"] >= 500:
+            span.set_status(self._trace.StatusCode.ERROR)
 
 
 @dataclass
@@ -27,7 +66,7 @@ class Trace:
     """
 
     id: str
-    spans: "Spans | None" = None
+    spans: Spans | None = None
     stages: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -36,7 +75,7 @@ _NOW: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 @contextmanager
-def traced(headers: Mapping[bytes, bytes], spans: "Spans | None" = None) -> Iterator[Trace]:
+def traced(headers: Mapping[bytes, bytes], spans: Spans | None = None) -> Iterator[Trace]:
     """Trace a request within the context. A short, plain id in `headers` (names in lower case) becomes the trace id."""
     sent = headers.get(HEADER.lower().encode(), b"")
     trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16), spans)
@@ -54,7 +93,7 @@ def stage(name: str) -> Iterator[None]:
     trace, started = _NOW.get(), time.perf_counter()
     spans = None if trace is None else trace.spans
     try:
-        with nullcontext() if spans is None else spans.stage(name):
+        with nullcontext() if spans is None else spans.tracer.start_as_current_span(name):
             yield
     finally:
         if trace is not None:

@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "pixels of an image",
-        "lam.service.images:_refuse_large",
+        "lam.service.embedder:_refuse_large",
         "_ > settings.max_pixels",
         "False",
         SERVICE + "test_images.py::test_too_many_pixels_are_refused_from_the_header",

@@ -1,11 +1,11 @@
 """The HTTP service of a run: answers with promised error rates, and a gallery that changes while it is searched.
 
 server, connections, limits, hangups    uvicorn, its connections, checks before the routes, SIGHUP
-keys, cors                              access: keys with rights, pages of other sites
-sites, served_runs                      several runs in one service, and their replacement while it runs
+keys                                    keys with rights
+served_runs                             several runs in one service, and their replacement while it runs
 tracing, request_log                    the id, log line and OpenTelemetry spans of a request
 app, routes/, schema, refusals          routes, their OpenAPI schema, errors outside the routes
-requests, bodies, images                the JSON of requests; parsing a body into a query or an image
+requests, bodies                        the JSON of requests; parsing a body into a query or an image
 models, state_models                    the JSON of answers: on items, and on the service itself
 engine, workers, queries, watch, embedder, gallery_search, answers
                                         the service without HTTP: threads, embedding, searches, answers, feedback

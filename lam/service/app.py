@@ -3,26 +3,47 @@
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ctypes import CDLL
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from lam import __version__
 from lam.service import schema
 from lam.service.engine import Engine
-from lam.service.keys import right_for
-from lam.service.limits import GUARDED, OPEN_PATHS
+from lam.service.keys import GUARDED, OPEN_PATHS, right_for
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 from lam.service.routes.items import add_items
 from lam.service.routes.parameters import json_limits_of
 from lam.service.routes.searches import add_searches
 from lam.service.routes.state import add_state
-from lam.service.sites import Site
 
 PAGE = Path(__file__).parent / "page"
+Count = Callable[[str, str, int, float], None]
+
+
+@dataclass(eq=False)
+class Site:
+    """A run that is served.
+
+    Attributes:
+        max_json: greatest number of bytes of a JSON body.
+        count: called for every answer with its route, method, status and seconds.
+        describe: builds the schema of its routes, which takes a tenth of a second.
+        requests: number of requests that are being answered.
+    """
+
+    name: str
+    app: ASGIApp
+    max_json: int
+    count: Count
+    close: Callable[[], object] = bool
+    describe: Callable[[], object] = bool
+    requests: int = 0
 
 
 class _App(FastAPI):

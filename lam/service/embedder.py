@@ -1,25 +1,34 @@
-"""Turns images and texts into queries: decodes them and applies the network, without HTTP and threads."""
+"""Turns images and texts into queries: decodes them and applies the network, without HTTP and threads.
 
+Error messages do not quote decoders. `lam.inputs` turns images into inputs and thumbnails.
+"""
+
+import io
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut, takes_texts
 from lam.gallery.refusal import busy
 from lam.inputs import Preprocessing, TextPreprocessing
+from lam.inputs.decoding import decode, decoding_bytes, reduction
+from lam.inputs.parts import TooManyPartsError, check_parts
 from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.checks import unit_vectors
 from lam.runs.finished import Run
 from lam.service.errors import ServiceError
-from lam.service.images import read_image
 from lam.service.queries import Query
-from lam.service.settings import ServiceSettings
+from lam.service.settings import MEBIBYTE, ServiceSettings
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
+FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
+CONTENT_TYPES = tuple(FORMATS.values())
+_ALWAYS = 2 * MEBIBYTE  # bytes that decoding any image takes
 _LOG = logging.getLogger(__name__)
 
 Decoded = tuple[Tensor, dict[str, Any]]
@@ -134,3 +143,52 @@ def _move_to(encoder: Encoder, device: str) -> Encoder:
         return encoder.to(device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None
+
+
+def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
+    """The first frame of an image file, turned upright (EXIF); `least` as in `decode`.
+
+    The limits on pixels and bytes are checked from the header, before decoding. A `ServiceError` has the status 400 for
+    an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for another format.
+    """
+    if not body:
+        raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
+    try:
+        check_parts(body)
+        with Image.open(io.BytesIO(body), formats=tuple(FORMATS)) as image:
+            _refuse_large(image, settings, least)
+            return decode(image, least)
+    except ServiceError:
+        raise
+    except TooManyPartsError as error:
+        raise ServiceError(413, f"the image has {error}") from None
+    except Image.UnidentifiedImageError:
+        raise ServiceError(415, "the body is no image of an allowed format", allowed=list(CONTENT_TYPES)) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise _too_many_pixels(settings.max_pixels) from None
+    except Exception:  # errors of decoders have no common class
+        raise ServiceError(400, "the image is truncated or damaged", allowed=list(CONTENT_TYPES)) from None
+
+
+def _too_many_pixels(most: int) -> ServiceError:
+    return ServiceError(413, f"the image has more than {most} pixels", allowed={"max_pixels": most})
+
+
+def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
+    """Refuse an image if its header states too many pixels, or if decoding needs too much memory."""
+    if image.width * image.height > settings.max_pixels:
+        raise _too_many_pixels(settings.max_pixels)
+    if max(image.size) > settings.max_side:
+        most = settings.max_side
+        raise ServiceError(413, f"the image has a side of more than {most} pixels", allowed={"max_side": most})
+    needed = _ALWAYS + decoding_bytes(image, least)
+    needed += 2 * 4 * image.width * image.height // reduction(image, least) ** 2  # two copies of the reduced image
+    if needed > settings.max_decoded:
+        raise ServiceError(
+            413,
+            f"the image would take {needed} bytes to decode",
+            allowed={
+                "max_decoded_bytes": settings.max_decoded,
+                "or": "a smaller image, or a JPEG that is not progressive",
+            },
+        )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from lam.gallery.local_index import require_faiss
 from lam.gallery.operations import Change, Operation
@@ -26,11 +25,11 @@ from lam.runs.finished import Run
 from lam.runs.folder import WATCH
 from lam.runs.live import LiveQueries
 from lam.service.answers import Responder
-from lam.service.embedder import Decoded, Embedder
+from lam.service.embedder import Embedder
 from lam.service.errors import ServiceError
 from lam.service.gallery_search import GallerySearch, logging_failure, results_of
 from lam.service.models import FeedbackResponse, SearchResponse
-from lam.service.queries import Part, Query, Search
+from lam.service.queries import Query, Search
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import stage
 from lam.service.watch import Feedback, Watch
@@ -103,34 +102,22 @@ class Engine:
 
     def _start(self, threads: int | None) -> None:
         """Start the workers. OpenMP keeps the number of threads for each calling thread, so each worker sets it."""
-        settings = self.settings
+        settings, queue = self.settings, self.settings.queue
         one, several, searching = None, None, None
         if threads:
             one, several = _set_threads, partial(torch.set_num_threads, threads)
             searching = partial(_set_threads, faiss_threads=threads)
             one()
-        self.lister: Worker[Callable[[], Any], Any] = Worker("listing", results_of, queue=settings.queue)
-        self.reader: Worker[Callable[[], Any], Any] = Worker("reading", results_of, queue=settings.queue)
-        self.decoder: Worker[tuple[bytes | str, bool], Decoded] = Worker(
-            "decoding", self.embedder.decode, queue=settings.queue, begin=one
-        )
-        self.network: Worker[Tensor, Query] = Worker(
-            "network",
-            self.embedder.embed,
-            batch=settings.batch,
-            wait=settings.batch_seconds,
-            queue=settings.queue,
-            begin=several,
-        )
-        self.filterer: Worker[str, Part] = Worker("filter", self.searches.parts, queue=settings.queue, begin=one)
-        self.searcher: Worker[Search, SearchResponse] = Worker(
-            "search", self.searches.search, batch=settings.batch, queue=settings.queue, begin=searching
-        )
-        self.writer: Worker[Operation, Change] = Worker(
-            "store", self.gallery.write, batch=8 * settings.batch, queue=settings.queue
-        )
-        self._backups: Worker[Path, Backup] = Worker("backup", self._back_up, queue=1)
-        self.watcher: Worker[Callable[[], Any], Any] = Worker("feedback", results_of, queue=settings.queue, begin=one)
+        size, wait = settings.batch, settings.batch_seconds
+        self.lister: Worker[Callable[[], Any], Any] = Worker("listing", results_of, queue=queue)
+        self.reader: Worker[Callable[[], Any], Any] = Worker("reading", results_of, queue=queue)
+        self.decoder = Worker("decoding", self.embedder.decode, queue=queue, begin=one)
+        self.network = Worker("network", self.embedder.embed, queue=queue, batch=size, wait=wait, begin=several)
+        self.filterer = Worker("filter", self.searches.parts, queue=queue, begin=one)
+        self.searcher = Worker("search", self.searches.search, queue=queue, batch=size, begin=searching)
+        self.writer = Worker("store", self.gallery.write, queue=queue, batch=8 * size)
+        self.watcher: Worker[Callable[[], Any], Any] = Worker("feedback", results_of, queue=queue, begin=one)
+        self._backups = Worker("backup", self._back_up, queue=1)
 
     def _warm_up(self) -> None:
         """Embed and search blank inputs, to load everything and to measure the time of a batch."""
@@ -182,24 +169,20 @@ class Engine:
             raise read_only()
         require_room(workers, self.settings.patience)
 
-    async def list_items(self, job: Callable[[], Value]) -> Value:
-        """Do a job on many items in the listing thread, which delays no searches."""
-        return await self._done(self.lister, job)
+    async def do(self, worker: Worker[Job, Value], job: Job) -> Value:
+        """Do a job in the thread of a worker.
 
-    async def read(self, job: Callable[[], Value]) -> Value:
-        """Do a job on JSON or on single items in the reading thread, because it would block the event loop."""
-        return await self._done(self.reader, job)
+        The lister does jobs on many items, and delays no searches; the reader does jobs on JSON or on single items,
+        which would block the event loop.
+        """
+        return await self._in_time(worker, lambda: asyncio.wrap_future(worker.submit(job)))
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
         """Embed a JPEG, PNG or WebP file or a text (a `ServiceError` for other content); return a query unchanged."""
         if isinstance(body, Query):
             return body
-        tensor, fields = await self._done(self.decoder, (body, with_thumbnail))
-        return replace(await self._done(self.network, tensor), **fields)
-
-    async def search(self, search: Search) -> SearchResponse:
-        """Find the nearest items, and decide; a query that cannot be read raises a `ServiceError`."""
-        return await self._done(self.searcher, search)
+        tensor, fields = await self.do(self.decoder, (body, with_thumbnail))
+        return replace(await self.do(self.network, tensor), **fields)
 
     async def embed_all(
         self, bodies: Sequence[Query | bytes | str | ServiceError], *, with_thumbnail: bool = False
@@ -234,18 +217,10 @@ class Engine:
         futures = self.searcher.submit_all(searches)
         return asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
 
-    async def grouped(self, search: Search, answer: SearchResponse, *, size: int) -> SearchResponse:
-        """See `GallerySearch.grouped`."""
-        return await self.list_items(partial(self.searches.grouped, search, answer, size))
-
-    async def part(self, filter: str) -> Part:
-        """The part of the gallery that passes a filter, with its calibration; a slow filter is refused as `busy`."""
-        return await self._done(self.filterer, filter)
-
     async def write(self, operation: Operation) -> Change:
         """Change items; on return the change is on disk. A change that cannot be stored is refused as `full`."""
         # shielded: a client that goes away must not cancel a batch with changes of others
-        return await asyncio.shield(self._done(self.writer, operation))
+        return await asyncio.shield(self.do(self.writer, operation))
 
     async def back_up(self) -> Backup:
         """Copy the run into a new folder beside it, named by time.
@@ -272,7 +247,7 @@ class Engine:
     async def judge(self, feedback: Feedback) -> FeedbackResponse:
         """Count feedback on an answer; on return the feedback is on disk. Errors as in `Watch.judge`."""
         job = partial(self.watch.judge, feedback, self.gallery.store.has_label)
-        counted, promise = await asyncio.shield(self._done(self.watcher, job))
+        counted, promise = await asyncio.shield(self.do(self.watcher, job))
         return FeedbackResponse(counted=counted, promise=promise)
 
     def close(self) -> None:
@@ -284,9 +259,6 @@ class Engine:
             logging_failure(self.searches.live.write)
         self.watch.close()
         self.gallery.close()
-
-    async def _done(self, worker: Worker[Job, Value], job: Job) -> Value:
-        return await self._in_time(worker, lambda: asyncio.wrap_future(worker.submit(job)))
 
     async def _in_time(self, worker: Worker[Any, Any], submit: Callable[[], "asyncio.Future[Value]"]) -> Value:
         try:

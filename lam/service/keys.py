@@ -13,6 +13,8 @@ RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
 """Rights from the least to the greatest; each right includes the rights before it."""
 
 VARIABLE = "LAM_API_KEY"
+GUARDED = ("/v1/", "/metrics", "/openapi.json")
+OPEN_PATHS = ("/v1/health", "/v1/ready")
 _MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _ROUTES: tuple[tuple[tuple[str, ...], str, Right], ...] = (

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote
@@ -18,17 +18,15 @@ from urllib.parse import quote, unquote
 from starlette.types import Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
-from lam.service.cors import cors_headers, preflight_headers
+from lam.service.app import Site
 from lam.service.errors import FAILED, ServiceError
-from lam.service.keys import RIGHTS, Keys, right_for
+from lam.service.keys import GUARDED, OPEN_PATHS, RIGHTS, Keys, right_for
 from lam.service.request_log import RequestLog
+from lam.service.served_runs import PREFIX, Sites
 from lam.service.settings import ServiceSettings
-from lam.service.sites import PREFIX, Site, Sites
 from lam.service.tracing import HEADER, Spans, Trace, traced
 
-OPEN_PATHS = ("/v1/health", "/v1/ready")
 _WITH_IMAGES = ("/v1/search", "/v1/embed", "/v1/verify", "/v1/items")  # their JSON may hold images
-GUARDED = ("/v1/", "/metrics", "/openapi.json")
 HTTP_VERSIONS = ("1.0", "1.1")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
 HEADERS = {
@@ -38,6 +36,12 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
+}
+_EXPOSED = f"{HEADER}, Retry-After, ETag"
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE",
+    "Access-Control-Allow-Headers": f"Authorization, Content-Type, If-None-Match, X-API-Key, {HEADER}",
+    "Access-Control-Max-Age": "600",
 }
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
@@ -93,7 +97,7 @@ class Limits:
     async def _traced(self, scope: Scope, receive: Receive, send: Send, *, refused: Refusal | None = None) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
         with traced(headers, self._spans) as trace:
-            added = {HEADER: trace.id, **cors_headers(self._settings.cors_origins, headers)}
+            added = {HEADER: trace.id, **_cors_headers(self._settings.cors_origins, headers)}
             await self._http(scope, receive, _Sender(send, self._hold, added), trace, refused=refused)
 
     async def _http(
@@ -125,7 +129,7 @@ class Limits:
                 site.requests -= 1
                 site, scope = found, {**scope, "path": path, "raw_path": path.encode()}
                 site.requests += 1
-            preflight = preflight_headers(scope["method"], headers, send.added)
+            preflight = _preflight_headers(scope["method"], headers, send.added)
             if preflight is None:
                 self._require_right(scope["method"], scope["path"], headers)
             if pause := self._pause(scope, is_cheap=preflight is not None):
@@ -351,3 +355,18 @@ async def _linger(receive: Receive, seconds: float) -> None:
         async with asyncio.timeout(seconds):
             while (await receive()).get("more_body", False):
                 pass
+
+
+def _cors_headers(origins: Iterable[str], headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Headers of an answer to a page of one of the `origins`; `headers` are the request's, with names in lower case."""
+    if not origins:
+        return {}
+    origin = headers.get(b"origin", b"").decode("latin1")
+    allowed = {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED}
+    return {"Vary": "Origin", **(allowed if origin in origins else {})}
+
+
+def _preflight_headers(method: str, headers: Mapping[bytes, bytes], answer: Mapping[str, str]) -> dict[str, str] | None:
+    """Headers of the answer to a preflight request, or None for another request; `answer` is from `_cors_headers`."""
+    asks = method == "OPTIONS" and b"access-control-request-method" in headers
+    return _PREFLIGHT if asks and "Access-Control-Allow-Origin" in answer else None

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from lam.service.images import CONTENT_TYPES
+from lam.service.embedder import CONTENT_TYPES
 from lam.service.models import JSON, Answer, EnrolResponse
 from lam.service.requests import (
     FeedbackRequest,

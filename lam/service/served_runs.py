@@ -1,19 +1,64 @@
-"""`ServedRuns`: opens runs from folders, and reloads them after a change of the folder or the calibration."""
+"""The runs of one service by name. While requests arrive, a run can be replaced, or its calibration read again."""
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from lam.service.app import site_of
+from lam.service.app import Site, site_of
 from lam.service.engine import Engine
-from lam.service.sites import PREFIX, Site, Sites
 
+PREFIX = "/runs/"
+_LOOK = 0.05  # seconds between checks whether a replaced run has answered its last request
 _PATIENCE = 30.0  # seconds for which a reload waits for the last answers of the replaced run
 _LOG = logging.getLogger(__name__)
+
+
+class Sites:
+    """Sites by name, under `/runs/NAME/`; the first also answers at the root."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self._sites = {site.name: site for site in sites}
+        self._going: dict[Site, asyncio.Task[None]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    @property
+    def first(self) -> Site:
+        """The site at the root."""
+        return next(iter(self._sites.values()))
+
+    def find(self, path: str) -> tuple[Site | None, str]:
+        """The site of a path, and the path below it; None for an unknown name."""
+        if not path.startswith(PREFIX):
+            return self.first, path
+        name, slash, rest = path.removeprefix(PREFIX).partition("/")
+        return (self._sites.get(name) if slash else None), f"/{rest}"
+
+    def exchange(self, new: Site) -> None:
+        """Send new requests to `new`, and close the old site of this name once its requests are answered."""
+        old, self._sites[new.name] = self._sites[new.name], new
+        self._going[old] = asyncio.create_task(self._retire(old))
+
+    async def wait_until_closed(self, name: str, seconds: float) -> None:
+        """Wait until the replaced sites of this name are closed, for at most `seconds`."""
+        if going := [task for site, task in self._going.items() if site.name == name]:
+            await asyncio.wait(going, timeout=seconds)
+
+    async def _retire(self, old: Site) -> None:
+        while old.requests:
+            await asyncio.sleep(_LOOK)
+        await asyncio.to_thread(old.close)
+        del self._going[old]
+
+    def close(self) -> None:
+        """Release all runs."""
+        for site in (*self._sites.values(), *self._going):
+            site.close()
 
 
 class ServedRuns:

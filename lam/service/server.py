@@ -28,9 +28,8 @@ from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.keys import VARIABLE, Keys
 from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.request_log import RequestLog
-from lam.service.served_runs import ServedRuns
+from lam.service.served_runs import PREFIX, ServedRuns
 from lam.service.settings import ServiceSettings
-from lam.service.sites import PREFIX
 from lam.service.tracing import Spans
 from lam.utils.extras import install_command
 

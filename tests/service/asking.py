@@ -12,7 +12,7 @@ from lam.service.app import site_of
 from lam.service.engine import Engine
 from lam.service.keys import Keys
 from lam.service.limits import Limits
-from lam.service.sites import Sites
+from lam.service.served_runs import Sites
 
 HOST = "http://127.0.0.1"
 PNG = {"content-type": "image/png"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import thumbnail
+from lam.service.embedder import read_image
 from lam.service.errors import ServiceError
-from lam.service.images import read_image
 from lam.service.settings import ServiceSettings
 
 PREPROCESSING = Preprocessing.imagenet()

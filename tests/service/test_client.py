@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from lam.service.embedder import CONTENT_TYPES
 from lam.service.engine import Engine
-from lam.service.images import CONTENT_TYPES
 from lam.service.models import JSON as JSON_TYPE
 from tests.service.asking import HOST, client_of, create_app, embedding
 

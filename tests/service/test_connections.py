@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import uvloop
 
+from lam.service.app import Site
 from lam.service.connections import OpenConnections
 from lam.service.limits import Limits
+from lam.service.served_runs import Sites
 from lam.service.server import _bound, _open_files, _sparing_log, server_of
 from lam.service.settings import ServiceSettings
-from lam.service.sites import Site, Sites
 
 SETTINGS = ServiceSettings(header_seconds=0.4, write_seconds=0.6, body_seconds=5.0, linger_seconds=0.1)
 BIG = 15_000_000

@@ -20,8 +20,8 @@ from PIL import Image, PngImagePlugin
 
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import media_type, thumbnail
+from lam.service.embedder import read_image
 from lam.service.errors import ServiceError
-from lam.service.images import read_image
 from lam.service.settings import ServiceSettings
 from tests.inputs.test_parts import with_scans
 from tests.service.conftest import encoded

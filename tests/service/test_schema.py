@@ -19,8 +19,8 @@ from schemathesis.engine import events, from_schema
 from schemathesis.engine.recorder import ScenarioRecorder
 
 from lam.service.bodies import JSON
+from lam.service.embedder import FORMATS
 from lam.service.engine import Engine
-from lam.service.images import FORMATS
 from tests.service.asking import HOST, create_app
 from tests.service.conftest import encoded
 

@@ -18,10 +18,9 @@ from lam.gallery.store import MAX_PAGE
 from lam.service import answers, models, queries, schema
 from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
-from lam.service.embedder import embedding_of
+from lam.service.embedder import CONTENT_TYPES, embedding_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError, attempt
-from lam.service.images import CONTENT_TYPES
 from lam.service.models import JSON
 from lam.service.routes.parameters import Where, WithVector, json_response, part_answer, part_of, picture, read_json
 from lam.service.schema import responses_of
@@ -106,7 +105,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         """List items by id, from the first one after `after`. A page of large items may hold fewer than `limit`."""
         engine.admit(engine.lister)
         return Response(
-            await engine.list_items(partial(_page, engine, after, limit, filter, with_vector)), media_type=JSON
+            await engine.do(engine.lister, partial(_page, engine, after, limit, filter, with_vector)), media_type=JSON
         )
 
     @app.delete("/v1/items", responses=responses_of(models.DeleteItemsResponse))
@@ -115,7 +114,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
     ) -> Response:
         """Erase all items that pass a filter, in one step: all of them, or none."""
         engine.admit(engine.lister, engine.writer)
-        where, matching = await engine.list_items(partial(_matching, engine, filter))
+        where, matching = await engine.do(engine.lister, partial(_matching, engine, filter))
         if where.passes_all:
             what = "the filter has no condition: it would delete every item"
             raise ServiceError(422, what, allowed="a filter with a condition")
@@ -136,7 +135,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         item, part = await stored(id), await part_of(engine, filter)
         engine.admit(engine.searcher)
         query = queries.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
-        return json_response(await engine.search(queries.Search(query, k, without=id, part=part)))
+        return json_response(await engine.do(engine.searcher, queries.Search(query, k, without=id, part=part)))
 
     @app.get("/v1/items/{id:path}/thumbnail", response_class=Response, responses=schema.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:
@@ -173,7 +172,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
 
     async def stored(item_id: str) -> Item:
         engine.admit(engine.reader)
-        item = await engine.read(partial(engine.gallery.store.get, check_id(item_id)))
+        item = await engine.do(engine.reader, partial(engine.gallery.store.get, check_id(item_id)))
         if item is None:
             raise _no_item()
         return item
@@ -243,7 +242,7 @@ async def _enrol_batch(
     ]
     stored = sum(isinstance(result, Change) for result in results)
     batch = models.EnrolBatchResponse(items=items, stored=stored, gallery_size=len(engine.gallery))
-    return Response(await engine.read(batch.to_json), media_type=JSON)
+    return Response(await engine.do(engine.reader, batch.to_json), media_type=JSON)
 
 
 def _refuse_bad(parts: Sequence[object]) -> None:

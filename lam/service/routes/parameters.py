@@ -59,7 +59,7 @@ async def read_json(
     """Parse a JSON body by `parse`. If the reader or a later worker has no room, the body is refused as `busy`."""
     content_type(request.headers, JSON)
     engine.admit(engine.reader, *workers)
-    return await engine.read(partial(parse, await request.body(), json_limits_of(engine)))
+    return await engine.do(engine.reader, partial(parse, await request.body(), json_limits_of(engine)))
 
 
 async def part_of(engine: Engine, filter: str | None) -> queries.Part | None:
@@ -67,7 +67,7 @@ async def part_of(engine: Engine, filter: str | None) -> queries.Part | None:
     if filter is None:
         return None
     engine.admit(engine.filterer)
-    return await engine.part(filter)
+    return await engine.do(engine.filterer, filter)
 
 
 def picture(request: Request, image: bytes) -> Response:

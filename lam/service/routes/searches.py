@@ -10,9 +10,9 @@ from fastapi import FastAPI, Query, Request, Response
 
 from lam.service import models, queries, schema
 from lam.service.bodies import content_type, embedding_query_of, pair_of, queries_of, query_of
+from lam.service.embedder import CONTENT_TYPES
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
-from lam.service.images import CONTENT_TYPES
 from lam.service.metrics import Metrics
 from lam.service.models import JSON
 from lam.service.routes.parameters import (
@@ -65,11 +65,12 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             query, k, min_probability, part=part, score_threshold=score_threshold, with_vector=with_vector
         )
         if group_by is None:
-            answer = await engine.search(search)
+            answer = await engine.do(engine.searcher, search)
         else:
             engine.admit(engine.lister)
             first = replace(search, k=1, score_threshold=-1.0, with_vector=False)
-            answer = await engine.grouped(search, await engine.search(first), size=size)
+            found = await engine.do(engine.searcher, first)
+            answer = await engine.do(engine.lister, partial(engine.searches.grouped, search, found, size))
         metrics.count_decision(answer.decision, answer.kappa)
         return json_response(answer)
 
@@ -102,7 +103,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             if isinstance(answer, models.SearchResponse):
                 metrics.count_decision(answer.decision, answer.kappa)
         batch = models.SearchBatchResponse(answers=[part_answer(result) for result in results])
-        return Response(await engine.read(batch.to_json), media_type=JSON)
+        return Response(await engine.do(engine.reader, batch.to_json), media_type=JSON)
 
     async def part_searched(filter: str | None, min_probability: float) -> queries.Part | None:
         if filter is not None and min_probability > 0:
@@ -114,7 +115,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         content: queries.Query | bytes | str = body
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
-            content = await engine.read(partial(query_of, body, limits))
+            content = await engine.do(engine.reader, partial(query_of, body, limits))
         if not isinstance(content, queries.Query):
             engine.admit(engine.decoder, engine.network, engine.searcher)
         return await engine.embed(content)
@@ -138,7 +139,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         """Decide whether two images, texts or embeddings match."""
         pair = await read_json(engine, request, pair_of, engine.decoder, engine.network)
         first, second = [await engine.embed(part) for part in pair]
-        answer = await engine.read(partial(engine.responder.verify, first, second))
+        answer = await engine.do(engine.reader, partial(engine.responder.verify, first, second))
         metrics.count_pair(answer.decision)
         return json_response(answer)
 

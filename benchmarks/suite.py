@@ -31,7 +31,8 @@ from lam.runs.config import OodConfig, RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
 from lam.runs.finished import Run
-from lam.runs.run import Evaluator, RunResult, run
+from lam.runs.plan import Stages
+from lam.runs.run import RunResult, evaluate_run, run
 
 REPEATED = ("laplace_posthoc", "laplace_online", "norm", "knn_distance")
 FROM_A_NETWORK = ("laplace_posthoc", "norm", "knn_distance", "pfe", "loss_prediction")
@@ -215,7 +216,8 @@ def measured(parsed: argparse.Namespace, name: str, source: Source, method: str,
     metrics = cell(parsed, name, source, method, seed).metrics
     if parsed.again:
         config = configured(parsed, name, source, method, seed)
-        metrics |= Evaluator(config).evaluate(Run(config.folder).encoder, *load_data(config.data))[2]
+        encoder, stages = Run(config.folder).encoder, Stages(progress=False)
+        metrics |= evaluate_run(config, encoder, *load_data(config.data), stages)[2]
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in metrics.items()}
 
 

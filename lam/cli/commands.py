@@ -239,8 +239,7 @@ def index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 def search_gallery(parsed: argparse.Namespace, _: list[str]) -> None:
     """Search a run's gallery for images or texts."""
-    from lam.runs.search import SearchResult, search_in_batches
-    from lam.runs.search_files import check_suffix, write_results
+    from lam.runs.search import SearchResult, check_suffix, search_in_batches, write_results
     from lam.utils.files import check_output
 
     if parsed.output is not None:

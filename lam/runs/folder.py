@@ -5,7 +5,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import yaml
 from lam.datasets import Dataset, Splits
 from lam.gallery.embed import read_damaged
 from lam.runs.config import DataConfig, RunConfig
-from lam.utils import distributed
 from lam.utils.files import (
     MANIFEST,
     check_writable,
@@ -114,18 +113,11 @@ def check_place(folder: Path, data: DataConfig) -> None:
 def open_for_writing(
     folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
 ) -> Iterator[None]:
-    """Start or continue a run in a folder. Within the context, rank zero locks the folder against other processes.
+    """Start or continue a run in a folder. Within the context, the folder is locked against other processes.
 
     A new run's settings, gallery kind, and fingerprints of all `parts` are written. Changed fingerprints are rejected,
     because on changed data the run could test on training items.
     """
-    with ExitStack() as stack:
-        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_open(folder, settings, parts, splits)))
-        yield
-
-
-@contextmanager
-def _open(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)

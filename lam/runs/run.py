@@ -18,7 +18,9 @@ A second start with the same configuration continues the run; a finished run is 
 train and fit together; only rank zero writes, evaluates and reports.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,10 @@ from lam.evaluation import Evaluation, evaluate
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Method, Refit, Trained
 from lam.retrieval.metrics.registry import Key
+from lam.runs.comparison import CURVES, Curves
 from lam.runs.config import UNSEEN, RunConfig
 from lam.runs.copies import COPIES
 from lam.runs.corruption import CorruptionCurve, corruption_metrics, measure_corruption
-from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
     RunData,
     load_data,
@@ -110,7 +112,9 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     items, training = plan.items(data.splits), plan.training(data.splits, start, stages)
     method.check(network, items, training)
     start = plan.checked(start, data.splits.validation)
-    with open_for_writing(folder, config.resolved(), data.parts, data.splits):
+    with ExitStack() as stack:  # only rank zero locks and writes the folder
+        opened = open_for_writing(folder, config.resolved(), data.parts, data.splits)
+        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(opened))
         if is_first:
             data.write_lists(folder)
         is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
@@ -157,7 +161,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
         total = sum(sum(history.seconds) for history in histories.values())
         stages.seconds["train"] = round(total, 3)  # also of earlier starts
     encoder.n_samples = config.evaluation.n_samples
-    held_out = Evaluator(config, stages).held_out(splits.validation)
+    held_out = _held_out(config, splits.validation)
     if config.method.tunes:
         with stages("tune"):
             config.method.tune_on(encoder, held_out, refit=refit, progress=stages.progress)
@@ -182,7 +186,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
 def _report(config: RunConfig, encoder: Encoder, data: RunData, stages: Stages) -> RunResult:
     """Evaluate the encoder, fill the gallery, write metrics, report and, last, the manifest."""
     folder, splits, ood = config.folder, data.splits, data.ood
-    evaluation, corrupted, measured = Evaluator(config, stages).evaluate(encoder, splits, ood)
+    evaluation, corrupted, measured = evaluate_run(config, encoder, splits, ood, stages)
     with stages("index"):
         index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
@@ -207,57 +211,47 @@ def _skipped(folder: Path) -> dict[str, int]:
     return {"batches_without_positives": sum(history["batches_without_positives"] for history in histories)}
 
 
-@dataclass(frozen=True)
-class Evaluator:
-    """Measures an encoder on the splits of a run."""
-
-    config: RunConfig
-    stages: Stages = field(default_factory=lambda: Stages(progress=False))
-
-    def held_out(self, part: Dataset) -> HeldOut:
-        """A split as batches, with its queries, soft labels and the rule for right answers."""
-        return HeldOut(self._batches(part), part.is_query, self.config.places.relevant_within, part.soft_labels)
-
-    def evaluate(
-        self, encoder: Encoder, splits: Splits, ood: dict[str, Dataset]
-    ) -> tuple[Evaluation, dict[str, CorruptionCurve], dict[str, float | None]]:
-        """The evaluation on the test split, curves under corruption, and all metrics."""
-        options, seed = self.config.evaluation, self.config.seed
-        with self.stages("evaluate"):
-            evaluation = evaluate(
-                encoder,
-                self.held_out(splits.test),
-                {name: self._batches(items) for name, items in ood.items()},
-                reference=reference_features(
-                    encoder, splits.train, options.reference, seed=seed, num_workers=self.config.data.num_workers
-                ),
-                costly=options.costly,
-                progress=self.stages.progress,
+def evaluate_run(
+    config: RunConfig, encoder: Encoder, splits: Splits, ood: Mapping[str, Dataset], stages: Stages
+) -> tuple[Evaluation, dict[str, CorruptionCurve], dict[str, float | None]]:
+    """The evaluation of an encoder on the test split, curves under corruption, and all metrics."""
+    options, seed, num_workers = config.evaluation, config.seed, config.data.num_workers
+    with stages("evaluate"):
+        evaluation = evaluate(
+            encoder,
+            _held_out(config, splits.test),
+            {name: loader_of(items, num_workers) for name, items in ood.items()},
+            reference=reference_features(encoder, splits.train, options.reference, seed=seed, num_workers=num_workers),
+            costly=options.costly,
+            progress=stages.progress,
+        )
+        unseen = {} if splits.strangers is None else _unseen(config, encoder, splits.strangers)
+    with stages("corrupt"):
+        corrupted: dict[str, CorruptionCurve] = {}
+        if size := options.corrupted:
+            corrupted = measure_corruption(
+                encoder, splits.test, evaluation, size=size, seed=seed, kinds=options.corruptions
             )
-            unseen = self._unseen(encoder, splits.strangers)
-        with self.stages("corrupt"):
-            corrupted: dict[str, CorruptionCurve] = {}
-            if size := options.corrupted:
-                corrupted = measure_corruption(
-                    encoder, splits.test, evaluation, size=size, seed=seed, kinds=options.corruptions
-                )
-        metrics = {**evaluation.metrics, **unseen, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
-        return evaluation, corrupted, metrics
+    metrics = {**evaluation.metrics, **unseen, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
+    return evaluation, corrupted, metrics
 
-    def _unseen(self, encoder: Encoder, strangers: Dataset | None) -> dict[str, float | int | None]:
-        """Recall@1 of searches among items of held-out classes, and how well scores detect wrong answers."""
-        count = self.config.evaluation.unseen
-        if strangers is None or not count:
-            return {}
-        strangers = strangers.limit(count, seed=self.config.seed)
-        if len(strangers.labels.unique()) == len(strangers):
-            return {}
-        measured = evaluate(encoder, self._batches(strangers)).metrics
-        keys = {name: Key.parse(name) for name in measured}
-        answers = {
-            str(key._replace(ood_set=UNSEEN)): measured[name] for name, key in keys.items() if key.metric in _OF_ANSWERS
-        }
-        return {"unseen_recall@1": measured["recall@1"], **answers}
 
-    def _batches(self, items: Dataset) -> Any:
-        return loader_of(items, self.config.data.num_workers)
+def _held_out(config: RunConfig, part: Dataset) -> HeldOut:
+    """A split as batches, with its queries, soft labels and the rule for right answers."""
+    batches = loader_of(part, config.data.num_workers)
+    return HeldOut(batches, part.is_query, config.places.relevant_within, part.soft_labels)
+
+
+def _unseen(config: RunConfig, encoder: Encoder, strangers: Dataset) -> dict[str, float | int | None]:
+    """Recall@1 of searches among items of held-out classes, and how well scores detect wrong answers."""
+    if not config.evaluation.unseen:
+        return {}
+    strangers = strangers.limit(config.evaluation.unseen, seed=config.seed)
+    if len(strangers.labels.unique()) == len(strangers):
+        return {}
+    measured = evaluate(encoder, loader_of(strangers, config.data.num_workers)).metrics
+    keys = {name: Key.parse(name) for name in measured}
+    answers = {
+        str(key._replace(ood_set=UNSEEN)): measured[name] for name, key in keys.items() if key.metric in _OF_ANSWERS
+    }
+    return {"unseen_recall@1": measured["recall@1"], **answers}

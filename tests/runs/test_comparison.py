@@ -13,8 +13,7 @@ import yaml
 from lam.cli import main
 from lam.retrieval import auprc, auroc, ausc
 from lam.retrieval.metrics import plots
-from lam.runs.comparison import FIGURES, compare
-from lam.runs.curves import CURVES, Curves
+from lam.runs.comparison import CURVES, FIGURES, Curves, compare
 from lam.runs.finished import Run
 from lam.runs.run import run
 from lam.utils.files import MANIFEST, CorruptFileError, seal, write_json

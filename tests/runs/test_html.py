@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lam.runs.html import Plot, write_report
+from lam.runs.report import Plot, write_report
 
 METRICS = {
     "recall@1": 0.8123,

@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "acknowledged only once written",
         "lam.service.engine:Engine.write",
-        "await asyncio.shield(self._done(_, _))",
+        "await asyncio.shield(self.do(_, _))",
         "(self.writer.submit(operation), Change(created=True))[1]",
         SERVICE + "test_app.py::test_a_disk_that_is_full_is_507_and_searches_go_on",
     ),

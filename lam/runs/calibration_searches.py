@@ -20,16 +20,7 @@ from lam.retrieval.decisions.conformal import answers_needed, needed
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.retrieval.metrics.reference import Reference, knn_distance
-from lam.runs.calibration_gallery import (
-    HELD_OUT,
-    INDEX,
-    Searchable,
-    half_of,
-    holds_none_of,
-    stored_items,
-    stored_items_with_half,
-    stored_places,
-)
+from lam.runs import calibration_gallery as galleries
 from lam.runs.calibration_options import CalibrationOptions
 from lam.runs.config import RunConfig
 from lam.runs.data import load_data, loader_of, reference_features
@@ -91,7 +82,7 @@ class Known:
 
     images: Dataset
     queries: Prediction
-    searchable: Searchable
+    searchable: galleries.Searchable
     gallery: str
     searches: Searches
     verifier: Verifier | None
@@ -138,10 +129,10 @@ def search_known(inputs: Inputs) -> Known:
     images = inputs.held_out()
     replaces_half, places = False, None
     if options.gallery is None and options.folder is None and inputs.splits is not None:
-        places = stored_places(run, inputs.splits.test)
-        replaces_half = places is not None or holds_none_of(run, images)
-    gallery = HELD_OUT if replaces_half else options.gallery or INDEX
-    if gallery != HELD_OUT:
+        places = galleries.stored_places(run, inputs.splits.test)
+        replaces_half = places is not None or galleries.holds_none_of(run, images)
+    gallery = galleries.HELD_OUT if replaces_half else options.gallery or galleries.INDEX
+    if gallery != galleries.HELD_OUT:
         images = images.queries
     _check_attainable(inputs, len(images))
     hashed = HashedBatches(loader_of(images))
@@ -150,11 +141,13 @@ def search_known(inputs: Inputs) -> Known:
     if inputs.splits is not None and options.reference:
         reference = reference_features(encoder, inputs.splits.train, options.reference, seed=config.seed)
     if replaces_half:
-        searchable = stored_items_with_half(run.gallery, images, prediction.embeddings, encoder, config, places=places)
-    elif gallery == HELD_OUT:
-        searchable = half_of(encoder, images, prediction.embeddings, config)
+        searchable = galleries.stored_items_with_half(
+            run.gallery, images, prediction.embeddings, encoder, config, places=places
+        )
+    elif gallery == galleries.HELD_OUT:
+        searchable = galleries.half_of(encoder, images, prediction.embeddings, config)
     else:
-        searchable = stored_items(run.gallery, images)
+        searchable = galleries.stored_items(run.gallery, images)
     rows = searchable.relevance.queries
     if seen := hashed.among(encoder.trained_on, rows.tolist()):
         warnings.warn(

@@ -21,16 +21,7 @@ from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.registry import describe, needs_posterior, shown_in
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.runs.folder import CONFIG, METRICS, read_data, require_finished
-from lam.utils.files import (
-    MANIFEST,
-    read_json,
-    read_tensors,
-    read_yaml,
-    verify,
-    write_csv,
-    write_json,
-    write_tensors,
-)
+from lam.utils import files
 
 CURVES = "curves.safetensors"
 FIGURES = shown_in("table")
@@ -74,7 +65,7 @@ class Curves:
     @classmethod
     def load(cls, folder: str | Path) -> "Curves":
         """Read the curves of a run; call `lam.utils.files.verify` on its folder first."""
-        tensors = read_tensors(Path(folder) / CURVES)
+        tensors = files.read_tensors(Path(folder) / CURVES)
         outside = {name.removeprefix(_OUTSIDE): scores for name, scores in tensors.items() if name.startswith(_OUTSIDE)}
         bins = {name.removeprefix(_BINS): values for name, values in tensors.items() if name.startswith(_BINS)}
         reliability = ReliabilityBins(**bins) if bins else None
@@ -85,7 +76,8 @@ class Curves:
         bins = {} if self.reliability is None else vars(self.reliability)
         tensors = {"correct": self.correct, "uncertainty": self.uncertainty, "inside": self.inside}
         tensors |= {f"{_OUTSIDE}{name}": scores for name, scores in self.outside.items()}
-        write_tensors(Path(folder) / CURVES, tensors | {f"{_BINS}{name}": values for name, values in bins.items()})
+        tensors |= {f"{_BINS}{name}": values for name, values in bins.items()}
+        files.write_tensors(Path(folder) / CURVES, tensors)
 
     @property
     def tells_apart(self) -> bool:
@@ -153,11 +145,11 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
         raise ValueError(f"{output} holds files that are not a comparison: give another --output")
     for run in runs:
         require_finished(run)
-        if CURVES not in read_json(run / MANIFEST)["sha256"]:
+        if CURVES not in files.read_json(run / files.MANIFEST)["sha256"]:
             raise ValueError(
-                f"the run in {run} has no curves: delete {run / MANIFEST}, and `lam run {run}` evaluates it again"
+                f"the run in {run} has no curves: delete {run / files.MANIFEST}, and `lam run {run}` evaluates it again"
             )
-        verify(run, [METRICS, CURVES], others=False)
+        files.verify(run, [METRICS, CURVES], others=False)
     _refuse_other_data(runs)
     compared = _read(runs)
     output.mkdir(parents=True, exist_ok=True)
@@ -181,7 +173,7 @@ def _refuse_other_data(runs: Sequence[Path]) -> None:
 def _evaluated_on(run: Path) -> dict[str, Any]:
     data = read_data(run)
     parts = {name: part for name, part in data["parts"].items() if name not in ("train", "validation")}
-    config = read_yaml(run / CONFIG)
+    config = files.read_yaml(run / CONFIG)
     titles = [outside["title"] or outside["name"] for outside in config["data"]["ood"]]
     main_set = titles[0] if titles else None  # metrics of the main set have no suffix
     asked = {"main OOD set": main_set, "gallery": data["gallery"], "places": config["places"]}
@@ -192,12 +184,12 @@ def _evaluated_on(run: Path) -> dict[str, Any]:
 
 
 def _read(folders: Sequence[Path]) -> list[ComparedRun]:
-    methods = [read_yaml(folder / CONFIG)["method"]["name"] for folder in folders]
+    methods = [files.read_yaml(folder / CONFIG)["method"]["name"] for folder in folders]
     choices = (methods, [folder.resolve().name for folder in folders], [str(folder) for folder in folders])
     names = next(names for names in choices if len(set(names)) == len(folders))
     runs = []
     for name, folder, method in zip(names, folders, methods, strict=True):
-        curves, metrics = Curves.load(folder), read_json(folder / METRICS)
+        curves, metrics = Curves.load(folder), files.read_json(folder / METRICS)
         if not curves.tells_apart:
             metrics |= {key: None for key in metrics if needs_posterior(key)}
         runs.append(ComparedRun(name, folder, method, metrics, curves))
@@ -207,8 +199,8 @@ def _read(folders: Sequence[Path]) -> list[ComparedRun]:
 def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
     rows = [({"name": run.name, "method": run.method, "folder": str(run.folder)}, run.metrics) for run in runs]
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    write_csv(folder / _CSV, [*rows[0][0], *names], (row | metrics for row, metrics in rows))
-    write_json(folder / _JSON, {"runs": [row | {"metrics": metrics} for row, metrics in rows]})
+    files.write_csv(folder / _CSV, [*rows[0][0], *names], (row | metrics for row, metrics in rows))
+    files.write_json(folder / _JSON, {"runs": [row | {"metrics": metrics} for row, metrics in rows]})
     return [folder / _CSV, folder / _JSON]
 
 

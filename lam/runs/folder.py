@@ -14,17 +14,7 @@ import yaml
 from lam.datasets import Dataset, Splits
 from lam.gallery.embed import read_damaged
 from lam.runs.config import DataConfig, RunConfig
-from lam.utils.files import (
-    MANIFEST,
-    check_writable,
-    locked,
-    read_record,
-    read_yaml,
-    sha256_of,
-    verify,
-    write_record,
-    write_text,
-)
+from lam.utils import files
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 DAMAGED = "damaged.csv"
@@ -38,9 +28,9 @@ FORMAT = 1  # format number of a run
 
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a finished run; a damaged file raises a `CorruptFileError`."""
-    if not (folder / MANIFEST).is_file():
+    if not (folder / files.MANIFEST).is_file():
         return False
-    verify(folder, [CONFIG, METRICS, "report.html"])
+    files.verify(folder, [CONFIG, METRICS, "report.html"])
     return True
 
 
@@ -60,17 +50,17 @@ def require_finished(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: `lam run CONFIG` or `lam demo` makes a run")
     if not _is_run(folder):
-        finished = [run for run in _runs_inside(folder) if (run / MANIFEST).is_file()]
+        finished = [run for run in _runs_inside(folder) if (run / files.MANIFEST).is_file()]
         hint = f"; did you mean {finished[0]}?" if finished else ": `lam run CONFIG` or `lam demo` makes one"
         raise ValueError(f"{folder} is not a run of lam{hint}")
-    if not (folder / MANIFEST).is_file():
+    if not (folder / files.MANIFEST).is_file():
         raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
-    verify(folder, [CONFIG, DATA], others=False)
+    files.verify(folder, [CONFIG, DATA], others=False)
     read_data(folder)
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() or (folder / MANIFEST).is_file()
+    return (folder / CONFIG).is_file() or (folder / files.MANIFEST).is_file()
 
 
 def _runs_inside(folder: Path) -> list[Path]:
@@ -87,7 +77,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give another --output")
     if path.is_file():
-        previous = _with_defaults(read_yaml(path))
+        previous = _with_defaults(files.read_yaml(path))
         differences = sorted(_differences(_without_roots(previous), _without_roots(settings)))
         if differences:
             more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
@@ -101,7 +91,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def check_place(folder: Path, data: DataConfig) -> None:
     """Require a writable folder. It must lie outside the data's folder, where the run's plots would count as images."""
-    check_writable(folder)
+    files.check_writable(folder)
     if data.name != "folder" or data.root is None:
         return
     place, root = folder.resolve(), Path(data.root).expanduser().resolve()
@@ -119,16 +109,16 @@ def open_for_writing(
     because on changed data the run could test on training items.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with files.locked(folder):
         refuse_other_run(folder, settings)
         for leftover in (*folder.glob(_TEMPORARY), *(folder / "plots").glob(_TEMPORARY)):  # left by a killed process
             leftover.unlink()
         if not (folder / CONFIG).is_file():
-            write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
+            files.write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
             kind = {"gallery": splits.gallery, "answers": splits.answers}
-            write_record(folder / DATA, {**kind, "parts": summaries}, format=FORMAT)
+            files.write_record(folder / DATA, {**kind, "parts": summaries}, format=FORMAT)
         else:
             refuse_changed_data(folder, parts)
         yield
@@ -139,7 +129,7 @@ def left_out(folder: Path, root: str | None) -> frozenset[str]:
     paths, settings = read_damaged(folder / DAMAGED), folder / CONFIG
     if not paths or root is None:
         return paths
-    before, now = (str(Path(place).resolve()) for place in (read_yaml(settings)["data"]["root"], root))
+    before, now = (str(Path(place).resolve()) for place in (files.read_yaml(settings)["data"]["root"], root))
     return frozenset(now + path.removeprefix(before) if path.startswith(before) else path for path in paths)
 
 
@@ -160,14 +150,14 @@ def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
 
 def read_data(folder: Path) -> dict[str, Any]:
     """Facts on a run's data: kind of the `gallery`, whether it holds `answers`, and fingerprints of all `parts`."""
-    return read_record(folder / DATA, format=FORMAT)
+    return files.read_record(folder / DATA, format=FORMAT)
 
 
 def _summary(items: Dataset) -> dict[str, Any]:
     """Number of items, SHA-256 of targets, classes and names (or texts), of the image files, and of any soft labels."""
     content = repr((items.targets.tolist(), items.classes, list(items.names))).encode()
-    files = hashlib.sha256("".join(map(sha256_of, items.files)).encode())
-    summary = {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}
+    of_files = hashlib.sha256("".join(map(files.sha256_of, items.files)).encode()).hexdigest()
+    summary = {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": of_files}
     if items.soft_labels is not None:
         summary["soft_labels"] = hashlib.sha256(repr(items.soft_labels.tolist()).encode()).hexdigest()
     return summary

@@ -32,6 +32,7 @@ from lam.evaluation import Evaluation, evaluate
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Method, Refit, Trained
 from lam.retrieval.metrics.registry import Key
+from lam.runs import folder as run_folder
 from lam.runs.comparison import CURVES, Curves
 from lam.runs.config import UNSEEN, RunConfig
 from lam.runs.copies import COPIES
@@ -44,19 +45,6 @@ from lam.runs.data import (
     prepare_data,
     reference_features,
     warn_of_cut_texts,
-)
-from lam.runs.folder import (
-    CONFIG,
-    DAMAGED,
-    DATA,
-    ENCODER,
-    METRICS,
-    check_place,
-    is_finished,
-    left_out,
-    open_for_writing,
-    refuse_changed_data,
-    refuse_other_run,
 )
 from lam.runs.index import index_dataset
 from lam.runs.plan import SECONDS, TRAINED_BY, Plan, Stages, Start
@@ -113,11 +101,11 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     method.check(network, items, training)
     start = plan.checked(start, data.splits.validation)
     with ExitStack() as stack:  # only rank zero locks and writes the folder
-        opened = open_for_writing(folder, config.resolved(), data.parts, data.splits)
+        opened = run_folder.open_for_writing(folder, config.resolved(), data.parts, data.splits)
         distributed.broadcast_from_rank_zero(lambda: stack.enter_context(opened))
         if is_first:
             data.write_lists(folder)
-        is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
+        is_trained = distributed.broadcast_from_rank_zero((folder / run_folder.ENCODER / MANIFEST).is_file)
         trained = None if is_trained else method.train(network, items, training)
 
         def refit(method: Method) -> Encoder:
@@ -127,7 +115,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         def finish() -> RunResult:
             device = device_of(config.accelerator)
             if trained is None:
-                encoder = load(folder / ENCODER).to(device)
+                encoder = load(folder / run_folder.ENCODER).to(device)
             else:
                 encoder = _tune(plan, trained, start, data.splits, refit, stages)
             return _report(config, encoder, data, stages)
@@ -138,18 +126,18 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 def _finished(config: RunConfig) -> RunResult | None:
     """The result of a finished run, else None. Changed data raise a `ValueError`; missing data are not compared."""
     folder = config.folder
-    refuse_other_run(folder, config.resolved())
-    if not is_finished(folder):
-        check_place(folder, config.data)
+    run_folder.refuse_other_run(folder, config.resolved())
+    if not run_folder.is_finished(folder):
+        run_folder.check_place(folder, config.data)
         return None
     try:
-        parts = parts_of(*load_data(config.data, left_out(folder, config.data.root)))
+        parts = parts_of(*load_data(config.data, run_folder.left_out(folder, config.data.root)))
     except MissingDataError:
-        if read_yaml(folder / CONFIG)["data"].get("root") != config.data.root:
+        if read_yaml(folder / run_folder.CONFIG)["data"].get("root") != config.data.root:
             raise
         parts = {}
-    refuse_changed_data(folder, parts)
-    return RunResult(folder, read_json(folder / METRICS))
+    run_folder.refuse_changed_data(folder, parts)
+    return RunResult(folder, read_json(folder / run_folder.METRICS))
 
 
 def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Refit, stages: Stages) -> Encoder:
@@ -179,7 +167,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
                 progress=stages.progress,
             )
     stages.write(config.folder)
-    encoder.save(config.folder / ENCODER)
+    encoder.save(config.folder / run_folder.ENCODER)
     return encoder
 
 
@@ -191,13 +179,13 @@ def _report(config: RunConfig, encoder: Encoder, data: RunData, stages: Stages) 
         index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
     metrics = {**measured, **_skipped(folder), **seconds}
-    write_json(folder / METRICS, metrics)
+    write_json(folder / run_folder.METRICS, metrics)
     samples = write_samples(folder, draw_samples(splits, ood, evaluation.candidates, seed=config.seed))
     Curves.of(evaluation).save(folder)
     plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits, ood)
-    names = [CONFIG, DATA, TRAINED_BY, METRICS, CURVES, "report.html", *samples]
+    names = [run_folder.CONFIG, run_folder.DATA, TRAINED_BY, run_folder.METRICS, CURVES, "report.html", *samples]
     names += [f"plots/{path.name}" for path in plots]
-    names += [name for name in (TRAINING, DAMAGED, COPIES) if (folder / name).is_file()]
+    names += [name for name in (TRAINING, run_folder.DAMAGED, COPIES) if (folder / name).is_file()]
     seal(folder, names)
     (folder / SECONDS).unlink(missing_ok=True)
     return RunResult(folder, metrics)

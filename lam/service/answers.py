@@ -18,24 +18,8 @@ from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.scores import describe_score
-from lam.service.models import (
-    Group,
-    Hit,
-    PairThresholds,
-    SearchResponse,
-    SearchThresholds,
-    State,
-    UnseenFields,
-    VerifyResponse,
-)
+from lam.service import models, state_models
 from lam.service.queries import Part, Query, Search
-from lam.service.state_models import (
-    CalibrationResponse,
-    FalseAcceptPoint,
-    FalseFlagPoint,
-    HistogramFields,
-    ReliabilityFields,
-)
 from lam.tuning.ambiguity import Ambiguity
 from lam.vmf.distribution import credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -61,7 +45,7 @@ class Responder:
     dimension: int
     ambiguity: Ambiguity | None = None
 
-    def state(self, size: int) -> State:
+    def state(self, size: int) -> models.State:
         """`current` if the promised rates hold for a gallery of this size, else `stale`; `none` without calibration."""
         if self.calibration is None:
             return "none"
@@ -103,7 +87,7 @@ class Responder:
         judged: bool = True,
         verdict: Verdict | None = None,
         vectors: Mapping[int, bytes] | None = None,
-    ) -> SearchResponse:
+    ) -> models.SearchResponse:
         """Answer a search of a gallery of this size.
 
         Args:
@@ -126,14 +110,14 @@ class Responder:
         places = [Place(*place, rank) for rank, place in enumerate(zip(*columns, strict=True))]
         first = infos[places[0].key] if places else None
         base = self.thresholds if part is None else None
-        answer = SearchResponse(
+        answer = models.SearchResponse(
             **decided,
             kappa=query.kappa,
             kappa_capped=query.capped,
             **self._doubt(query.embedding),
             text_cut=query.text_cut,
             credible_cosine=self.credible_cosine(query.kappa),
-            unseen=UnseenFields(p_new=unseen[0], p_in_gallery=unseen[1]) if unseen and is_new else None,
+            unseen=models.UnseenFields(p_new=unseen[0], p_in_gallery=unseen[1]) if unseen and is_new else None,
             threshold=base if calibration is None else _thresholds(calibration, decisions),
             calibration=self.state(size) if part is None else "none" if part.calibration is None else "current",
             gallery_size=size,
@@ -146,18 +130,18 @@ class Responder:
     def grouped(
         self,
         search: Search,
-        answer: SearchResponse,
+        answer: models.SearchResponse,
         groups: Sequence[Sequence[Place]],
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
-    ) -> SearchResponse:
+    ) -> models.SearchResponse:
         """`answer` with groups instead of hits; for a `match`, items with the label of its first hit are accepted.
 
         `answer` must hold its first hit. Items that were deleted since the search are left out.
         """
         first = next(iter(answer.hits), None)
         found = [self._hits(search, group, infos, vectors, answer, first) for group in groups]
-        shown = [Group(label=hits[0].label, hits=hits) for hits in found if hits]
+        shown = [models.Group(label=hits[0].label, hits=hits) for hits in found if hits]
         return answer.model_copy(update={"hits": [], "groups": shown})
 
     def _hits(
@@ -166,9 +150,9 @@ class Responder:
         places: Sequence[Place],
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
-        answer: SearchResponse,
-        first: ItemInfo | Hit | None,
-    ) -> list[Hit]:
+        answer: models.SearchResponse,
+        first: ItemInfo | models.Hit | None,
+    ) -> list[models.Hit]:
         """Places as hits, except deleted items and scores below the threshold; `first` is the search's first hit."""
         calibration = None if answer.decision is None else self._calibration_of(search.part)
         depth = None if calibration is None else calibration.depth  # see `Calibration.conformal_set`
@@ -178,7 +162,7 @@ class Responder:
             scores = torch.tensor([[place.score for place in places]], dtype=torch.float64)
             ends = intervals(scores, torch.tensor([answer.kappa], dtype=torch.float64))[0].tolist()
         return [
-            Hit(
+            models.Hit(
                 **self.about(infos[place.key]),
                 score=place.score,
                 kappa=place.kappa,
@@ -207,7 +191,7 @@ class Responder:
             "metadata": info.metadata,
         }
 
-    def verify(self, first: Query, second: Query) -> VerifyResponse:
+    def verify(self, first: Query, second: Query) -> models.VerifyResponse:
         """Decide whether two queries match. Only κ can flag a pair; see `Calibration.verify`."""
         calibration, above, verdict = self.calibration, self._verify_above, dict[str, Any]()
         if calibration is not None and above is not None:
@@ -218,11 +202,13 @@ class Responder:
                 "decision": decision,
                 "probability": float(decisions.probability[0]),
                 "far": targets.far,
-                "threshold": PairThresholds(accept_above=above, kappa_below=below, far=targets.far, ood=targets.ood),
+                "threshold": models.PairThresholds(
+                    accept_above=above, kappa_below=below, far=targets.far, ood=targets.ood
+                ),
             }
         cosine = (first.embedding.mean.double() * second.embedding.mean.double()).sum(1).clamp(-1, 1)
         kappa, text_cut = [first.kappa, second.kappa], [first.text_cut, second.text_cut]
-        return VerifyResponse(**verdict, score=float(cosine), kappa=kappa, text_cut=text_cut)
+        return models.VerifyResponse(**verdict, score=float(cosine), kappa=kappa, text_cut=text_cut)
 
     def credible_cosine(self, kappa: float) -> float:
         """Cosine at the edge of a query's credible cap; see `lam.vmf.distribution.credible_cosine`.
@@ -238,12 +224,12 @@ class Responder:
         return logs, credible_cosine(torch.from_numpy(np.exp(logs)), self.dimension).numpy()
 
     @cached_property
-    def thresholds(self) -> SearchThresholds | None:
+    def thresholds(self) -> models.SearchThresholds | None:
         """The thresholds of the calibration, and their promised error rates; None without a calibration."""
         return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
-    def summary(self) -> CalibrationResponse | None:
+    def summary(self) -> state_models.CalibrationResponse | None:
         """Data for the web page: rates over thresholds, histogram of κ, reliability, and facts on the calibration."""
         calibration = self.calibration
         if calibration is None:
@@ -252,18 +238,19 @@ class Responder:
         kappas = [-ood_score for ood_score in reversed(_points(known.scores, -calibration.kappa_below))]
         reliability, accept_points = calibration.reliability, _accept_points(calibration)
         false_accepts, recall = calibration.false_accepts, calibration.recall
-        return CalibrationResponse(
+        return state_models.CalibrationResponse(
             threshold=_thresholds(calibration),
             gallery_size=calibration.gallery_size,
             accept=calibration.accept,
             accept_name=describe_score(calibration.accept).name,
             share_without_match=None if contrast is None else contrast.share,
             false_accept=[
-                FalseAcceptPoint(threshold=at, rate=false_accepts.rate(at), recall=recall(at)) for at in accept_points
+                state_models.FalseAcceptPoint(threshold=at, rate=false_accepts.rate(at), recall=recall(at))
+                for at in accept_points
             ],
-            false_flag=[FalseFlagPoint(kappa=at, rate=known.rate(-at)) for at in kappas],
-            kappa=HistogramFields(counts=calibration.kappa.counts, edges=calibration.kappa.edges),
-            reliability=ReliabilityFields(
+            false_flag=[state_models.FalseFlagPoint(kappa=at, rate=known.rate(-at)) for at in kappas],
+            kappa=state_models.HistogramFields(counts=calibration.kappa.counts, edges=calibration.kappa.edges),
+            reliability=state_models.ReliabilityFields(
                 confidence=reliability.confidence.tolist(),
                 accuracy=reliability.accuracy.tolist(),
                 count=reliability.count.tolist(),
@@ -288,7 +275,7 @@ class Responder:
         return None if len(impostors) < needed(far) else impostors.threshold(far)
 
 
-def _is_accepted(decision: Decision | None, hit: ItemInfo, first: ItemInfo | Hit | None) -> bool | None:
+def _is_accepted(decision: Decision | None, hit: ItemInfo, first: ItemInfo | models.Hit | None) -> bool | None:
     """Whether the query is a `match` and `hit` is `first` or has its label; None without decision or first hit."""
     if decision is None or first is None:
         return None
@@ -300,14 +287,14 @@ def numbers_of(vector: bytes | None) -> list[float] | None:
     return None if vector is None else np.frombuffer(vector, np.float32).tolist()
 
 
-def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> SearchThresholds:
+def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> models.SearchThresholds:
     """The thresholds that decided the first query of `decisions`; by default the thresholds of the calibration."""
     accept, above = calibration.accept, calibration.accept_above
     flag, flag_above = calibration.flag, calibration.flag_above
     if decisions is not None:
         accept, above = decisions.accept[0], float(decisions.accept_above[0])
         flag, flag_above = decisions.flagged_by[0], float(decisions.flag_above[0])
-    return SearchThresholds(
+    return models.SearchThresholds(
         accept=accept,
         accept_above=above,
         flag=flag,

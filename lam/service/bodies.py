@@ -16,21 +16,11 @@ import torch
 from pydantic_core import from_json
 
 from lam.gallery.item import metadata_json, normalize_label
+from lam.service import requests
 from lam.service.embedder import embedding_of, no_texts
 from lam.service.errors import ServiceError, attempt
 from lam.service.models import JSON
 from lam.service.queries import Query
-from lam.service.requests import (
-    ITEMS,
-    QUERIES,
-    FeedbackRequest,
-    Kind,
-    PairRequest,
-    PatchRequest,
-    kind_of,
-    schema_of,
-    validate,
-)
 from lam.service.watch import Feedback
 
 _OF_AN_IMAGE: dict[str, str] = dict.fromkeys(
@@ -86,7 +76,7 @@ def query_of(body: bytes, limits: JsonLimits) -> Query | str | bytes:
     """The query in a JSON body: an embedding as `Query`, a text, or the content of an image file."""
     content = _content(body, limits)
     _refuse_large(body, [content], limits.max_json)
-    return _query(_named(content, QUERIES), limits)
+    return _query(_named(content, requests.QUERIES), limits)
 
 
 def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
@@ -100,7 +90,8 @@ def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
 def queries_of(body: bytes, limits: JsonLimits) -> list[Query | str | bytes | ServiceError]:
     """Each query of a JSON batch, as `query_of` returns it, or its error."""
     return [
-        attempt(lambda part=part: _query(_named(part, QUERIES), limits)) for part in _batch(body, "queries", limits)
+        attempt(lambda part=part: _query(_named(part, requests.QUERIES), limits))
+        for part in _batch(body, "queries", limits)
     ]
 
 
@@ -109,7 +100,7 @@ def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
     content = _content(body, limits)
     parts = [content.get(name) for name in _PAIR] if isinstance(content, dict) else []
     _refuse_large(body, parts, 2 * limits.max_json)
-    pair = validate(content, PairRequest)
+    pair = requests.validate(content, requests.PairRequest)
     return [_query(pair[name], limits, f" of {name}") for name in _PAIR]
 
 
@@ -127,19 +118,22 @@ def item_of(body: bytes, limits: JsonLimits) -> ParsedItem:
     """The item of a body in JSON."""
     content = _content(body, limits)
     _refuse_large(body, [content], limits.max_json)
-    return _item(_named(content, ITEMS), limits)
+    return _item(_named(content, requests.ITEMS), limits)
 
 
 def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | ServiceError]:
     """Each item of a JSON batch, or its error."""
-    return [attempt(lambda part=part: _item(_named(part, ITEMS), limits)) for part in _batch(body, "items", limits)]
+    return [
+        attempt(lambda part=part: _item(_named(part, requests.ITEMS), limits)) for part in _batch(body, "items", limits)
+    ]
 
 
 def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any]]:
     """The new label (None keeps the old one) and the new metadata in a JSON body, which must have label or metadata."""
-    patch = validate(_content(body, limits), PatchRequest)
+    patch = requests.validate(_content(body, limits), requests.PatchRequest)
     if not patch:
-        raise ServiceError(422, "the body changes nothing", allowed=schema_of(PatchRequest)["properties"])
+        allowed = requests.schema_of(requests.PatchRequest)["properties"]
+        raise ServiceError(422, "the body changes nothing", allowed=allowed)
     label, metadata = patch.get("label"), patch.get("metadata", {})
     metadata_json(metadata)
     return None if label is None else normalize_label(label), metadata
@@ -147,9 +141,9 @@ def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any
 
 def feedback_of(body: bytes, limits: JsonLimits) -> Feedback:
     """The feedback of a body in JSON."""
-    feedback = validate(_content(body, limits), FeedbackRequest)
+    feedback = requests.validate(_content(body, limits), requests.FeedbackRequest)
     if ("label" in feedback) == ("correct" in feedback):
-        properties = schema_of(FeedbackRequest)["properties"]
+        properties = requests.schema_of(requests.FeedbackRequest)["properties"]
         allowed = {name: properties[name] for name in ("label", "correct")}
         raise ServiceError(422, "the body must hold either a label or correct", allowed=allowed)
     label = feedback.get("label")
@@ -165,13 +159,13 @@ def _item(item: Any, limits: JsonLimits) -> ParsedItem:
     return ParsedItem(_query(item, limits), item.get("id"), item.get("label"), kept)
 
 
-def _named(content: Any, kinds: Mapping[Kind, type[Any]]) -> Any:
+def _named(content: Any, kinds: Mapping[requests.Kind, type[Any]]) -> Any:
     """Validate JSON as an image, a text or an embedding, according to its names."""
     if isinstance(content, dict) and not content.keys() & kinds.keys():
-        properties = [schema_of(kind)["properties"] for kind in kinds.values()]
+        properties = [requests.schema_of(kind)["properties"] for kind in kinds.values()]
         what = "the body names neither an image, a text nor an embedding"
         raise ServiceError(422, what, allowed=dict(ChainMap(*properties)))
-    return validate(content, kinds[kind_of(content)])
+    return requests.validate(content, kinds[requests.kind_of(content)])
 
 
 def _batch(body: bytes, name: str, limits: JsonLimits) -> list[Any]:

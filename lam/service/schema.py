@@ -5,18 +5,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
+from lam.service import requests
 from lam.service.embedder import CONTENT_TYPES
 from lam.service.models import JSON, Answer, EnrolResponse
-from lam.service.requests import (
-    FeedbackRequest,
-    ImageTextOrEmbedding,
-    ImageTextOrEmbeddingItem,
-    ItemBatchRequest,
-    PairRequest,
-    PatchRequest,
-    SearchBatchRequest,
-    adapter_of,
-)
 from lam.service.state_models import ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
@@ -48,20 +39,20 @@ SECURITY = {
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }
 _BODIES = (
-    ImageTextOrEmbedding,
-    ImageTextOrEmbeddingItem,
-    SearchBatchRequest,
-    ItemBatchRequest,
-    PairRequest,
-    PatchRequest,
-    FeedbackRequest,
+    requests.ImageTextOrEmbedding,
+    requests.ImageTextOrEmbeddingItem,
+    requests.SearchBatchRequest,
+    requests.ItemBatchRequest,
+    requests.PairRequest,
+    requests.PatchRequest,
+    requests.FeedbackRequest,
 )
 
 
 def request_schemas() -> dict[str, Any]:
     """Schemas of request bodies and their parts by name; `QUERY`, `ITEM` and `PAIR` refer to them."""
     adapters: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
-    adapters = [(kind.__name__, "validation", adapter_of(kind)) for kind in _BODIES]
+    adapters = [(kind.__name__, "validation", requests.adapter_of(kind)) for kind in _BODIES]
     _, schema = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
     return schema["$defs"]
 
@@ -73,10 +64,10 @@ def _request(kind: Any, *, images: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-QUERY = _request(ImageTextOrEmbedding, images=CONTENT_TYPES)
-QUERY_BATCH = _request(SearchBatchRequest)
-ITEM = _request(ImageTextOrEmbeddingItem, images=CONTENT_TYPES)
-ITEM_BATCH = _request(ItemBatchRequest)
-PAIR = _request(PairRequest)
-PATCH = _request(PatchRequest)
-FEEDBACK = _request(FeedbackRequest)
+QUERY = _request(requests.ImageTextOrEmbedding, images=CONTENT_TYPES)
+QUERY_BATCH = _request(requests.SearchBatchRequest)
+ITEM = _request(requests.ImageTextOrEmbeddingItem, images=CONTENT_TYPES)
+ITEM_BATCH = _request(requests.ItemBatchRequest)
+PAIR = _request(requests.PairRequest)
+PATCH = _request(requests.PatchRequest)
+FEEDBACK = _request(requests.FeedbackRequest)

@@ -250,8 +250,8 @@ MUTANTS = (
     Mutant(
         "finite numbers over HTTP",
         "lam.service.requests",
-        'ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)',
-        'ConfigDict(extra="forbid", allow_inf_nan=False)',
+        'pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)',
+        'pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)',
         SERVICE + "test_app.py::test_wrong_embeddings_change_nothing",
     ),
     Mutant(

@@ -22,18 +22,8 @@ from lam.gallery.item import metadata_json
 from lam.gallery.refusal import Refusal
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
+from lam.runs import copies
 from lam.runs.config import DataConfig, RunConfig
-from lam.runs.copies import (
-    OOD_SET,
-    Copy,
-    check_copies,
-    find_copies,
-    perceptual_hash,
-    read_copies,
-    remark_on,
-    without_copies,
-    write_copies,
-)
 from lam.runs.corruption import corruptions_of
 from lam.runs.folder import DAMAGED, DATA, left_out
 from lam.utils import distributed
@@ -84,7 +74,7 @@ def load_data(
         splits = replace(splits, **{name: part.limit(limit, seed=seed) for name, part in splits.parts().items()})
         ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
     if data.duplicates == "drop":
-        splits, ood, _ = without_copies(splits, ood)
+        splits, ood, _ = copies.without_copies(splits, ood)
     return leave_out(splits, ood, damaged)
 
 
@@ -102,7 +92,7 @@ class RunData:
 
     splits: Splits
     ood: dict[str, Dataset]
-    copies: Sequence[Copy]
+    copies: Sequence[copies.Copy]
     damaged: Mapping[Path, str]
     is_new: bool
 
@@ -116,7 +106,7 @@ class RunData:
         if self.damaged:
             write_damaged(self.damaged, folder / DAMAGED)
         if self.copies:
-            write_copies(self.copies, folder)
+            copies.write_copies(self.copies, folder)
 
 
 def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
@@ -135,33 +125,33 @@ def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
     check_texts(splits.test)
     corruptions_of(splits.test, config.evaluation.corruptions)
     is_new = not (folder / DATA).is_file()
-    copies, damaged = distributed.broadcast_from_rank_zero(
-        lambda: _check_items(config, splits, ood, progress) if is_new else (read_copies(folder), {})
+    found, damaged = distributed.broadcast_from_rank_zero(
+        lambda: _check_items(config, splits, ood, progress) if is_new else (copies.read_copies(folder), {})
     )
     if damaged:
         splits, ood = leave_out(splits, ood, frozenset(map(path_key, damaged)))
         check_splits(splits, learns=learns)
-    if (remark := remark_on(copies, data.duplicates)) is not None:
+    if (remark := copies.remark_on(found, data.duplicates)) is not None:
         splits = replace(splits, notes=(*splits.notes, remark))
         if is_new and distributed.is_rank_zero():
             warnings.warn(remark, stacklevel=3)
-    return RunData(splits, ood, copies, damaged, is_new)
+    return RunData(splits, ood, found, damaged, is_new)
 
 
 def _check_items(
     config: RunConfig, splits: Splits, ood: Mapping[str, Dataset], progress: bool
-) -> tuple[list[Copy], dict[Path, str]]:
+) -> tuple[list[copies.Copy], dict[Path, str]]:
     """Read every image file; return the copies among the items, and the damaged files with the reasons."""
     data, folder, parts = config.data, config.folder, parts_of(splits, ood).values()
     hashes, reasons = check_files(parts, progress=progress)
     # A rejected run has no folder yet: the list is written beside it.
     listed = None if data.skip_damaged else folder.with_name(f"{folder.name}-{DAMAGED}")
     DamagedFiles(listed, data.skip_damaged, reasons).settle(sum(len(part.files) for part in parts))
-    copies = find_copies(splits, ood, hashes)
+    found = copies.find_copies(splits, ood, hashes)
     if data.duplicates == "drop":  # the splits no longer hold exact copies
-        copies = [*without_copies(*load_data(replace(data, duplicates="keep")))[2], *copies]
-    check_copies(copies, data.duplicates)
-    return copies, reasons
+        found = [*copies.without_copies(*load_data(replace(data, duplicates="keep")))[2], *found]
+    copies.check_copies(found, data.duplicates)
+    return found, reasons
 
 
 def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str]) -> tuple[Splits, dict[str, Dataset]]:
@@ -224,7 +214,7 @@ def check_texts(items: Dataset) -> None:
 
 def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
     """All splits and OOD sets of a run by name."""
-    return {**splits.parts(), **{OOD_SET + name: images for name, images in ood.items()}}
+    return {**splits.parts(), **{copies.OOD_SET + name: images for name, images in ood.items()}}
 
 
 def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
@@ -240,7 +230,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
     files = {path: part.preprocessing for part in parts for path in part.files}
 
     def hashed(path: Path, image: Tensor) -> tuple[Path, UInt8[Tensor, " B"] | None]:
-        return path, perceptual_hash(files[path], image)
+        return path, copies.perceptual_hash(files[path], image)
 
     hashes, damaged = read_images(list(files.items()), hashed, progress=progress)
     return {path: bits for path, bits in hashes if bits is not None}, damaged

@@ -32,20 +32,12 @@ from lam.evaluation import Evaluation, evaluate
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Method, Refit, Trained
 from lam.retrieval.metrics.registry import Key
+from lam.runs import data as run_data
 from lam.runs import folder as run_folder
 from lam.runs.comparison import CURVES, Curves
 from lam.runs.config import UNSEEN, RunConfig
 from lam.runs.copies import COPIES
 from lam.runs.corruption import CorruptionCurve, corruption_metrics, measure_corruption
-from lam.runs.data import (
-    RunData,
-    load_data,
-    loader_of,
-    parts_of,
-    prepare_data,
-    reference_features,
-    warn_of_cut_texts,
-)
 from lam.runs.index import index_dataset
 from lam.runs.plan import SECONDS, TRAINED_BY, Plan, Stages, Start
 from lam.runs.report import write_plots_and_report
@@ -91,11 +83,11 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     progress = progress and distributed.is_rank_zero()
     if finished := distributed.broadcast_from_rank_zero(lambda: _finished(config)):
         return finished
-    data = prepare_data(config, learns=plan.learns, progress=progress)
+    data = run_data.prepare_data(config, learns=plan.learns, progress=progress)
     network, start = distributed.rank_zero_first(lambda: plan.start(data.splits.train))
     is_first = distributed.is_rank_zero() and data.is_new
     if is_first:
-        warn_of_cut_texts(network, data.parts.values())
+        run_data.warn_of_cut_texts(network, data.parts.values())
     stages = Stages.of(folder, progress=progress)
     items, training = plan.items(data.splits), plan.training(data.splits, start, stages)
     method.check(network, items, training)
@@ -131,7 +123,7 @@ def _finished(config: RunConfig) -> RunResult | None:
         run_folder.check_place(folder, config.data)
         return None
     try:
-        parts = parts_of(*load_data(config.data, run_folder.left_out(folder, config.data.root)))
+        parts = run_data.parts_of(*run_data.load_data(config.data, run_folder.left_out(folder, config.data.root)))
     except MissingDataError:
         if read_yaml(folder / run_folder.CONFIG)["data"].get("root") != config.data.root:
             raise
@@ -158,7 +150,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
             reference, count = None, config.ambiguity.reference
             if count:
                 drawn = splits.train.limit(count, seed=config.seed)
-                reference = loader_of(drawn, config.data.num_workers)
+                reference = run_data.loader_of(drawn, config.data.num_workers)
             encoder.learn_ambiguity(
                 held_out,
                 reference=reference,
@@ -171,7 +163,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
     return encoder
 
 
-def _report(config: RunConfig, encoder: Encoder, data: RunData, stages: Stages) -> RunResult:
+def _report(config: RunConfig, encoder: Encoder, data: run_data.RunData, stages: Stages) -> RunResult:
     """Evaluate the encoder, fill the gallery, write metrics, report and, last, the manifest."""
     folder, splits, ood = config.folder, data.splits, data.ood
     evaluation, corrupted, measured = evaluate_run(config, encoder, splits, ood, stages)
@@ -208,8 +200,10 @@ def evaluate_run(
         evaluation = evaluate(
             encoder,
             _held_out(config, splits.test),
-            {name: loader_of(items, num_workers) for name, items in ood.items()},
-            reference=reference_features(encoder, splits.train, options.reference, seed=seed, num_workers=num_workers),
+            {name: run_data.loader_of(items, num_workers) for name, items in ood.items()},
+            reference=run_data.reference_features(
+                encoder, splits.train, options.reference, seed=seed, num_workers=num_workers
+            ),
             costly=options.costly,
             progress=stages.progress,
         )
@@ -226,7 +220,7 @@ def evaluate_run(
 
 def _held_out(config: RunConfig, part: Dataset) -> HeldOut:
     """A split as batches, with its queries, soft labels and the rule for right answers."""
-    batches = loader_of(part, config.data.num_workers)
+    batches = run_data.loader_of(part, config.data.num_workers)
     return HeldOut(batches, part.is_query, config.places.relevant_within, part.soft_labels)
 
 
@@ -237,7 +231,7 @@ def _unseen(config: RunConfig, encoder: Encoder, strangers: Dataset) -> dict[str
     strangers = strangers.limit(config.evaluation.unseen, seed=config.seed)
     if len(strangers.labels.unique()) == len(strangers):
         return {}
-    measured = evaluate(encoder, loader_of(strangers, config.data.num_workers)).metrics
+    measured = evaluate(encoder, run_data.loader_of(strangers, config.data.num_workers)).metrics
     keys = {name: Key.parse(name) for name in measured}
     answers = {
         str(key._replace(ood_set=UNSEEN)): measured[name] for name, key in keys.items() if key.metric in _OF_ANSWERS

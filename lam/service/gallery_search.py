@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Int64
 
 from lam.gallery.filters import Filter
-from lam.gallery.gallery import Gallery, nearest_by_label
+from lam.gallery.gallery import Gallery, Matching, nearest_by_label
 from lam.gallery.item import ItemInfo
+from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.hits import Hits
@@ -52,7 +53,7 @@ class GallerySearch:
         self.responder, self.live = responder, live
         self._gallery, self._watch, self._write = gallery, watch, write
         self._judges_items = judges_items
-        self._known_parts: dict[str, Part] = {}
+        self._calibrated = lru_cache(_KEPT_PARTS)(partial(_calibrated_part, gallery))
 
     def grouped(self, search: Search, answer: SearchResponse, size: int) -> SearchResponse:
         """The answer with groups instead of hits: at most `size` items of each of the nearest `search.k` labels."""
@@ -72,24 +73,7 @@ class GallerySearch:
         return results_of(partial(self._part, job) for job in jobs)
 
     def _part(self, filter: str) -> Part:
-        where, calibration = Filter.parse(filter), self.responder.calibration
-        matching, known = self._gallery.matching(where), self._known_parts.get(where.text)
-        if known is not None and known.matching is matching and known.base is calibration:
-            return known
-        calibrated = None
-        if calibration is not None:
-            scores = false_accepts(
-                calibration,
-                partial(self._gallery.nearest, among=matching.keys),
-                lambda ids: torch.from_numpy(matching.labels[matching.keys.searchsorted(ids.numpy())]),
-                len(matching),
-            )
-            if scores is not None and scores.n_units >= needed(calibration.targets.far):
-                calibrated = of_part(calibration, scores, len(matching))
-        self._known_parts[where.text] = part = Part(matching, calibration, calibrated)
-        while len(self._known_parts) > _KEPT_PARTS:
-            del self._known_parts[next(iter(self._known_parts))]
-        return part
+        return self._calibrated(self._gallery.matching(Filter.parse(filter)), self.responder.calibration)
 
     def search(self, jobs: Sequence[Search]) -> list[SearchResponse | Exception]:
         """The answer to each search, or its error."""
@@ -157,6 +141,20 @@ class GallerySearch:
         if is_due:
             self._write()
         return answer.model_copy(update={"answer_id": answer_id, "promise": promise})
+
+
+def _calibrated_part(gallery: Gallery, matching: Matching, calibration: Calibration | None) -> Part:
+    calibrated = None
+    if calibration is not None:
+        scores = false_accepts(
+            calibration,
+            partial(gallery.nearest, among=matching.keys),
+            lambda ids: torch.from_numpy(matching.labels[matching.keys.searchsorted(ids.numpy())]),
+            len(matching),
+        )
+        if scores is not None and scores.n_units >= needed(calibration.targets.far):
+            calibrated = of_part(calibration, scores, len(matching))
+    return Part(matching, calibrated)
 
 
 def results_of(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:

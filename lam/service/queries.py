@@ -60,11 +60,10 @@ class Query:
 class Part:
     """The part of the gallery that passes a filter.
 
-    `base` is for the whole gallery, `calibration` for the part; it is None if the part's false accepts have no bound.
+    `calibration` is for the part; it is None if the part's false accepts have no bound.
     """
 
     matching: Matching
-    base: Calibration | None
     calibration: Calibration | None
 
     @property

@@ -3,18 +3,8 @@
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    FailFast,
-    Field,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-    WithJsonSchema,
-    WrapValidator,
-    with_config,
-)
+import pydantic
+from pydantic import Field
 from typing_extensions import TypeAliasType, TypedDict
 
 from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
@@ -26,7 +16,7 @@ _Label = Annotated[str, Field(json_schema_extra={"maxLength": MAX_LABEL})]
 _A_BATCH = Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
 
 
-@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class _Request(TypedDict):
     """JSON with the declared names only, and with finite numbers."""
 
@@ -36,9 +26,9 @@ class EmbeddingRequest(_Request):
 
     embedding: Annotated[
         list[float],
-        FailFast(),
-        WrapValidator(lambda value, of_list: value if isinstance(value, str) else of_list(value)),
-        WithJsonSchema(
+        pydantic.FailFast(),
+        pydantic.WrapValidator(lambda value, of_list: value if isinstance(value, str) else of_list(value)),
+        pydantic.WithJsonSchema(
             {
                 "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}],
                 "description": "a unit vector: a list of numbers, or base64 of 32-bit floats, little-endian",
@@ -104,19 +94,19 @@ def kind_of(part: Any) -> Kind:
 ImageTextOrEmbedding = TypeAliasType(
     "ImageTextOrEmbedding",
     Annotated[
-        Annotated[ImageRequest, Tag("image")]
-        | Annotated[TextRequest, Tag("text")]
-        | Annotated[EmbeddingRequest, Tag("embedding")],
-        Discriminator(kind_of),
+        Annotated[ImageRequest, pydantic.Tag("image")]
+        | Annotated[TextRequest, pydantic.Tag("text")]
+        | Annotated[EmbeddingRequest, pydantic.Tag("embedding")],
+        pydantic.Discriminator(kind_of),
     ],
 )
 ImageTextOrEmbeddingItem = TypeAliasType(
     "ImageTextOrEmbeddingItem",
     Annotated[
-        Annotated[ImageItemRequest, Tag("image")]
-        | Annotated[TextItemRequest, Tag("text")]
-        | Annotated[ItemRequest, Tag("embedding")],
-        Discriminator(kind_of),
+        Annotated[ImageItemRequest, pydantic.Tag("image")]
+        | Annotated[TextItemRequest, pydantic.Tag("text")]
+        | Annotated[ItemRequest, pydantic.Tag("embedding")],
+        pydantic.Discriminator(kind_of),
     ],
 )
 
@@ -148,14 +138,14 @@ class PairRequest(_Request):
     second: ImageTextOrEmbedding
 
 
-adapter_of = cache(TypeAdapter)
+adapter_of = cache(pydantic.TypeAdapter)
 
 
 def validate(content: Any, kind: type[Any]) -> Any:
     """Validate JSON as a kind of request; an error (422) quotes pydantic's first message and the schema."""
     try:
         return adapter_of(kind).validate_python(content)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:_SHOWN]
         allowed = schema_of(kind)["properties"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 from fastapi import FastAPI, Query, Request, Response
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from lam.gallery.filters import MAX_FILTER, Filter
 from lam.gallery.gallery import Matching
@@ -51,16 +51,10 @@ Label = Annotated[
 ]
 
 
-class _ItemId(Convertor[str]):
+class _ItemId(PathConvertor):
     """The id of an item in an address: it may hold slashes, but does not end in `/search` or `/thumbnail`."""
 
     regex = r"(?!.*/(?:search|thumbnail)$).+"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
 
 
 register_url_convertor("item", _ItemId())

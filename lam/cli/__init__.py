@@ -63,7 +63,11 @@ def _execute(arguments: list[str]) -> int:
 
                 parsed.run = str(run_at(Path(parsed.run)))
             if "plugin" in parsed:
-                _load_plugins(parsed.plugin)
+                from lam.runs.plugins import load_file, load_installed
+
+                load_installed()  # before a run is opened
+                for file in parsed.plugin:
+                    load_file(file)
             parsed.do(parsed, rest)
         except BrokenPipeError:
             raise
@@ -74,15 +78,6 @@ def _execute(arguments: list[str]) -> int:
             complain("stopped; start it again to continue")
             return STOPPED
     return 0
-
-
-def _load_plugins(files: Sequence[str]) -> None:
-    """Load the plugins of installed packages and the user's plugin files, before a run is opened."""
-    from lam.runs.plugins import load_file, load_installed
-
-    load_installed()
-    for file in files:
-        load_file(file)
 
 
 def _attach_values(arguments: list[str]) -> list[str]:

@@ -65,10 +65,11 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     mixture = search_unlabelled(inputs, known)
     options, gallery = inputs.options, known.searchable
     is_whole = gallery.is_stored and not gallery.without_label
+    embeddings, labels, items = known.queries.embeddings, known.labels, gallery.items.mean  # no labels: places
     with inputs.run.lock():
         data = CalibrationData(
             known.searches,
-            known.queries.embeddings,
+            embeddings,
             features=known.queries.features,
             classes=None if inputs.splits is None else _classes(known, inputs.splits.train),
             gallery_labels=known.gallery_labels,
@@ -88,7 +89,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             key=inputs.run.fingerprint,
             verifier=known.verifier,
             unseen=_unseen(inputs.run, gallery) if is_whole else None,
-            intervals=_intervals(known),
+            intervals=None if labels is None else CosineIntervals.fit(embeddings, labels, items, known.searches.hits),
             unmatched=_unmatched(known, strangers, targets.far, inputs.config.seed),
             facts=_facts(inputs, known, strangers, mixture, targets),
         )
@@ -191,13 +192,6 @@ def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> Unm
 
 def _keys(labels: Iterable[str]) -> Tensor:
     return torch.tensor([label_key(label) for label in labels], dtype=torch.int64)
-
-
-def _intervals(known: Known) -> CosineIntervals | None:
-    """Intervals for the cosines of hits; None for images of places."""
-    if known.labels is None:
-        return None
-    return CosineIntervals.fit(known.queries.embeddings, known.labels, known.searchable.items.mean, known.searches.hits)
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:

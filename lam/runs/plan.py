@@ -32,7 +32,7 @@ from lam.runs.finished import Run
 from lam.training import History, Training
 from lam.training.features import with_features
 from lam.tuning.ambiguity import TrainedHead, check_enough
-from lam.utils.files import read_json, verify, write_json
+from lam.utils.files import read_json, verify
 
 TRAINED_BY = "trained_by.json"
 
@@ -61,10 +61,6 @@ class Stages:
         start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
-
-    def write(self, folder: Path) -> None:
-        """Write the seconds into the folder of a run."""
-        write_json(folder / SECONDS, self.seconds)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
                 seed=config.seed,
                 progress=stages.progress,
             )
-    stages.write(config.folder)
+    write_json(config.folder / SECONDS, stages.seconds)
     encoder.save(config.folder / run_folder.ENCODER)
     return encoder
 

@@ -3,8 +3,8 @@
 server, connections, limits, hangups    uvicorn, its connections, checks before the routes, SIGHUP
 keys                                    keys with rights
 served_runs                             several runs in one service, and their replacement while it runs
-tracing, request_log                    the id, log line and OpenTelemetry spans of a request
-app, routes/, schema, refusals          routes, their OpenAPI schema, errors outside the routes
+tracing                                 the id, log line and OpenTelemetry spans of a request
+app, routes/, schema                    routes, their OpenAPI schema, errors outside the routes
 requests, bodies                        the JSON of requests; parsing a body into a query or an image
 models, state_models                    the JSON of answers: on items, and on the service itself
 engine, workers, queries, watch, embedder, gallery_search, answers

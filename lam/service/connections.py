@@ -43,8 +43,8 @@ class OpenConnections:
 
     def add(self, new: "Connection") -> bool:
         """Count a new connection; False if it is refused. If many refused ones are open, it is closed at once."""
-        room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
-        if room and (len(self._open) < self._most or self._drop_waiting()):
+        room = self._of[new.address] < self._of_client or self.drop_waiting(new.address)
+        if room and (len(self._open) < self._most or self.drop_waiting()):
             self._open.add(new)
             self._of[new.address] += 1
             return True
@@ -69,11 +69,8 @@ class OpenConnections:
         if waits and one in self._open:
             self._waiting[one] = None
 
-    def drop_unread(self) -> bool:
-        """Close the connection whose answer has been unread for longest; False if every answer is read."""
-        return self._drop_waiting(reading=True)
-
-    def _drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:
+    def drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:
+        """Close the connection that has waited longest, of this client or with an unread answer; False without one."""
         for one in self._waiting:
             if address in (None, one.address) and (one.keeps_answer or not reading):
                 one.transport.abort()

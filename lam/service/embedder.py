@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from lam.encoders.base import Encoder
-from lam.gallery.embed import is_cut, takes_texts
+from lam.gallery.embed import is_cut
 from lam.gallery.refusal import busy
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.decoding import decode, decoding_bytes, reduction
@@ -41,11 +41,6 @@ class Embedder:
     def __init__(self, run: Run, settings: ServiceSettings, device: str) -> None:
         self._run, self._settings = run, settings
         self.encoder, self.device = _move_to(run.encoder, device), device
-
-    @property
-    def takes_texts(self) -> bool:
-        """Whether inputs of the run are texts."""
-        return takes_texts(self.encoder)
 
     @property
     def blank(self) -> Tensor | None:

@@ -21,10 +21,9 @@ from lam.gallery.refusal import Refusal, busy
 from lam.service.app import Site
 from lam.service.errors import FAILED, ServiceError
 from lam.service.keys import GUARDED, OPEN_PATHS, RIGHTS, Keys, right_for
-from lam.service.request_log import RequestLog
 from lam.service.served_runs import PREFIX, Sites
 from lam.service.settings import ServiceSettings
-from lam.service.tracing import HEADER, Spans, Trace, traced
+from lam.service.tracing import HEADER, RequestLog, Spans, Trace, traced
 
 _WITH_IMAGES = ("/v1/search", "/v1/embed", "/v1/verify", "/v1/items")  # their JSON may hold images
 HTTP_VERSIONS = ("1.0", "1.1")

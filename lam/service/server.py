@@ -27,10 +27,9 @@ from lam.service.engine import Engine
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.keys import VARIABLE, Keys
 from lam.service.limits import LOCAL_HOSTS, Limits
-from lam.service.request_log import RequestLog
 from lam.service.served_runs import PREFIX, ServedRuns
 from lam.service.settings import ServiceSettings
-from lam.service.tracing import Spans
+from lam.service.tracing import RequestLog, Spans
 from lam.utils.extras import install_command
 
 _THREADS = 2
@@ -39,7 +38,7 @@ _OTHER_FILES = 128  # open files that are no connections
 _LEAST_FILES = 512  # allows more connections than waiting requests, so that some can be closed for new ones
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops more, and these try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
-_NOISY = ("asyncio", "uvicorn.error", "lam.service.gallery_search", "lam.service.request_log")
+_NOISY = ("asyncio", "uvicorn.error", "lam.service.gallery_search", "lam.service.tracing")
 _QUIET_SECONDS = 10.0
 _TURN_SECONDS = 5e-5  # switch interval of Python: workers must catch the microseconds in which the event loop waits
 
@@ -116,7 +115,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, served: Served
 def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnections) -> uvicorn.Server:
     """A server with limits on its connections."""
     connection: Any = partial(Connection, connections, settings, app.refuse_connection)
-    app.on_full_memory(connections.drop_unread)
+    app.on_full_memory(partial(connections.drop_waiting, reading=True))
     config = uvicorn.Config(
         app,
         http=connection,

@@ -1,16 +1,25 @@
-"""The id of a request, the seconds that it spends at each stage of the service, and spans of OpenTelemetry."""
+"""What is recorded of a request: its id, its seconds at each stage, spans of OpenTelemetry, and a line of the log."""
 
+import json
+import logging
 import re
 import secrets
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 HEADER = "X-Request-ID"
 _CARRIED = (b"traceparent", b"tracestate")
+STDERR = "-"
+_MOST = 10_000  # lines in memory while the disk is slow
+_LOG = logging.getLogger(__name__)
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -104,3 +113,64 @@ def request_id() -> str | None:
     """Id of the present request; None outside a request."""
     trace = _NOW.get()
     return None if trace is None else trace.id
+
+
+class RequestLog:
+    """The log of requests, as JSON lines without keys, item ids, labels, and contents of requests.
+
+    A thread writes the lines, so that no request waits for a disk; lines that a slow disk cannot take are dropped.
+
+    The file is opened anew for each batch of lines, so it may be renamed and compressed meanwhile. A file that cannot
+    be written raises an `OSError` at once.
+
+    Args:
+        target: file for all requests, or `-` for standard error; None logs only slow requests, on standard error.
+        slow: seconds from which a request is marked as slow; None marks no request.
+    """
+
+    def __init__(self, target: str | Path | None, slow: float | None = None) -> None:
+        self._slow, self._all = slow, target is not None
+        self._file = None if target in (None, STDERR) else Path(target)
+        self._lines: deque[str] = deque()
+        self._changed, self._closing, self._dropped = threading.Condition(), False, 0
+        if self._file is not None:
+            self._file.open("a").close()
+        self._thread = threading.Thread(target=self._write, name="lam request log", daemon=True)
+        self._thread.start()
+
+    def note(self, seconds: float, **fields: Any) -> None:
+        """Log a request."""
+        is_slow = self._slow is not None and seconds >= self._slow
+        if not (self._all or is_slow):
+            return
+        slow = {} if self._slow is None else {"slow": is_slow}
+        with self._changed:
+            if len(self._lines) >= _MOST:
+                self._dropped += 1
+                return
+            fields |= {"dropped": self._dropped} if self._dropped else {}
+            self._dropped = 0
+            self._lines.append(json.dumps({**fields, "seconds": round(seconds, 6), **slow}))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write the lines that wait, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._closing)
+                lines, is_last = list(self._lines), self._closing
+                self._lines.clear()
+            try:
+                with nullcontext(sys.stderr) if self._file is None else self._file.open("a", encoding="utf-8") as file:
+                    file.write("".join(f"{line}\n" for line in lines))
+                    file.flush()
+            except (OSError, ValueError) as error:  # a closed stream is a ValueError
+                _LOG.error("%d lines of the request log are lost: %s", len(lines), error)
+            if is_last:
+                return

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -148,7 +148,8 @@ class Worker(Generic[Job, Result]):
         started = self._busy_since = time.monotonic()
         results = self._results([job for job, _ in self._in_hand])
         self._recent.append((time.monotonic() - started) / len(self._in_hand))
-        self.seconds_a_job = _mean_without_longest(self._recent)
+        recent = sorted(self._recent)[:-1]  # without the longest, so that one slow batch causes no refusals
+        self.seconds_a_job = sum(recent) / max(1, len(recent))
         for (_, future), result in zip(self._in_hand, results, strict=True):
             if isinstance(result, Exception):
                 future.set_exception(result)
@@ -166,11 +167,6 @@ class Worker(Generic[Job, Result]):
             if len(jobs) == 1:
                 return [error]
             return [result for job in jobs for result in self._results([job])]
-
-
-def _mean_without_longest(seconds: Collection[float]) -> float:
-    """Mean without the longest time, so that one slow batch causes no refusals."""
-    return (sum(seconds) - max(seconds)) / max(1, len(seconds) - 1)
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:

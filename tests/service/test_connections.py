@@ -434,7 +434,7 @@ def test_what_clients_bring_about_is_logged_once_in_a_while(
         for number in range(1000):
             logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: %d", number)
             logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
-            logging.getLogger("lam.service.request_log").error("%d lines of the request log are lost", number)
+            logging.getLogger("lam.service.tracing").error("%d lines of the request log are lost", number)
         now = 11.0
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     assert [record.getMessage() for record in caplog.records] == [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lam.service.engine import Engine
-from lam.service.request_log import RequestLog
+from lam.service.tracing import RequestLog
 from tests.service.asking import PNG, client_of, embedding, refused
 
 SECRET = "s3cret-key"
@@ -107,7 +107,7 @@ def test_a_log_may_be_moved_and_a_disk_may_fail(tmp_path: Path, caplog: pytest.L
 
 def test_a_log_that_cannot_keep_up_drops_lines_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RequestLog(tmp_path / "log")
-    monkeypatch.setattr("lam.service.request_log._MOST", 0)
+    monkeypatch.setattr("lam.service.tracing._MOST", 0)
     log.note(0.1, number=1)
     monkeypatch.undo()
     log.note(0.1, number=2)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import torch
 from fastapi import FastAPI, Query, Request, Response
 
+from lam.gallery.embed import takes_texts
 from lam.service import models, queries, schema
 from lam.service.bodies import content_type, embedding_query_of, pair_of, queries_of, query_of
 from lam.service.embedder import CONTENT_TYPES
@@ -27,7 +28,7 @@ Threshold = Annotated[float, Query(ge=-1, le=1, description="hits of a lower cos
 def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     """Add the routes of searches, of embeddings and of pairs."""
 
-    limits = parameters.json_limits_of(engine)
+    limits, takes_images = parameters.json_limits_of(engine), not takes_texts(engine.embedder.encoder)
 
     @app.post("/v1/search", responses=responses_of(models.SearchResponse), openapi_extra=schema.QUERY)
     async def search(
@@ -48,7 +49,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         size = _group_size(engine, k, group_by, group_size)
         part = await part_searched(filter, min_probability)
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
-        if kind == JSON and not engine.embedder.takes_texts and len(body) <= limits.max_json and _EMBEDDING in body:
+        if kind == JSON and takes_images and len(body) <= limits.max_json and _EMBEDDING in body:
             engine.admit(engine.searcher)
             query: queries.Query | Callable[[], queries.Query] = partial(embedding_query_of, body, limits)
         else:

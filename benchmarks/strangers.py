@@ -88,7 +88,7 @@ def asked(folder: Path) -> Asked:
 
 def digits(seed: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(DEMOS["digits"], [f"--seed={seed}", f"--output={folder}/run"])
+        config = load_config([DEMOS["digits"], "laplace_posthoc"], [f"--seed={seed}", f"--output={folder}/run"])
         config.data.ood.sort(key=lambda outside: outside.name != "digits_held_out")
         seen = asked(run(config, progress=False).folder)
     return [against(target, seen) for target in FAR_TARGETS]

@@ -13,11 +13,8 @@ from lam.utils import distributed
 from lam.utils.extras import install_command
 
 Record = TypeVar("Record")
-DEMOS = {
-    "digits": ("digits", "laplace_posthoc"),
-    "text": ("docstrings", "laplace_posthoc"),
-    "images": ("spots", "laplace_posthoc"),
-}
+DEMOS = {"digits": "digits", "text": "docstrings", "images": "spots"}
+"""The data set of each demo."""
 _SHOWN = 20  # items listed one by one
 _DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # with the paper's 3, drawn digits are recognised less well
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # the demo's 289 held-out digits are enough for these
@@ -98,7 +95,7 @@ def demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     name = " ".join(parsed.config) or "digits"
     if name not in DEMOS:
         raise ValueError(f"there is no demo {name}; allowed: {', '.join(DEMOS)}")
-    parsed.config = DEMOS[name]
+    parsed.config = [DEMOS[name], "laplace_posthoc"]
     folder = _run(parsed, [*_DEMO_OPTIONS.get(name, []), *overrides])
     if not distributed.is_rank_zero():
         return

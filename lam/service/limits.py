@@ -128,13 +128,17 @@ class Limits:
                 site.requests -= 1
                 site, scope = found, {**scope, "path": path, "raw_path": path.encode()}
                 site.requests += 1
-            preflight = _preflight_headers(scope["method"], headers, send.added)
-            if preflight is None:
+            is_preflight = (
+                scope["method"] == "OPTIONS"
+                and b"access-control-request-method" in headers
+                and "Access-Control-Allow-Origin" in send.added
+            )
+            if not is_preflight:
                 self._require_right(scope["method"], scope["path"], headers)
-            if pause := self._pause(scope, is_cheap=preflight is not None):
+            if pause := self._pause(scope, is_cheap=is_preflight):
                 await asyncio.sleep(pause)
-            if preflight is not None:
-                await send.answer(204, preflight)
+            if is_preflight:
+                await send.answer(204, _PREFLIGHT)
                 return
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
@@ -363,9 +367,3 @@ def _cors_headers(origins: Iterable[str], headers: Mapping[bytes, bytes]) -> dic
     origin = headers.get(b"origin", b"").decode("latin1")
     allowed = {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED}
     return {"Vary": "Origin", **(allowed if origin in origins else {})}
-
-
-def _preflight_headers(method: str, headers: Mapping[bytes, bytes], answer: Mapping[str, str]) -> dict[str, str] | None:
-    """Headers of the answer to a preflight request, or None for another request; `answer` is from `_cors_headers`."""
-    asks = method == "OPTIONS" and b"access-control-request-method" in headers
-    return _PREFLIGHT if asks and "Access-Control-Allow-Origin" in answer else None

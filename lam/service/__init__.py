@@ -6,7 +6,7 @@ served_runs                             several runs in one service, and their r
 tracing                                 the id, log line and OpenTelemetry spans of a request
 app, routes/, schema                    routes, their OpenAPI schema, errors outside the routes
 requests, bodies                        the JSON of requests; parsing a body into a query or an image
-models, state_models                    the JSON of answers: on items, and on the service itself
+models                                  the JSON of answers
 engine, workers, queries, watch, embedder, gallery_search, answers
                                         the service without HTTP: threads, embedding, searches, answers, feedback
 settings, errors, metrics               limits, errors with a status, metrics for Prometheus

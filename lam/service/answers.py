@@ -18,7 +18,7 @@ from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.scores import describe_score
-from lam.service import models, state_models
+from lam.service import models
 from lam.service.queries import Part, Query, Search
 from lam.tuning.ambiguity import Ambiguity
 from lam.vmf.distribution import credible_cosine
@@ -229,7 +229,7 @@ class Responder:
         return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
-    def summary(self) -> state_models.CalibrationResponse | None:
+    def summary(self) -> models.CalibrationResponse | None:
         """Data for the web page: rates over thresholds, histogram of κ, reliability, and facts on the calibration."""
         calibration = self.calibration
         if calibration is None:
@@ -238,19 +238,19 @@ class Responder:
         kappas = [-ood_score for ood_score in reversed(_points(known.scores, -calibration.kappa_below))]
         reliability, accept_points = calibration.reliability, _accept_points(calibration)
         false_accepts, recall = calibration.false_accepts, calibration.recall
-        return state_models.CalibrationResponse(
+        return models.CalibrationResponse(
             threshold=_thresholds(calibration),
             gallery_size=calibration.gallery_size,
             accept=calibration.accept,
             accept_name=describe_score(calibration.accept).name,
             share_without_match=None if contrast is None else contrast.share,
             false_accept=[
-                state_models.FalseAcceptPoint(threshold=at, rate=false_accepts.rate(at), recall=recall(at))
+                models.FalseAcceptPoint(threshold=at, rate=false_accepts.rate(at), recall=recall(at))
                 for at in accept_points
             ],
-            false_flag=[state_models.FalseFlagPoint(kappa=at, rate=known.rate(-at)) for at in kappas],
-            kappa=state_models.HistogramFields(counts=calibration.kappa.counts, edges=calibration.kappa.edges),
-            reliability=state_models.ReliabilityFields(
+            false_flag=[models.FalseFlagPoint(kappa=at, rate=known.rate(-at)) for at in kappas],
+            kappa=models.HistogramFields(counts=calibration.kappa.counts, edges=calibration.kappa.edges),
+            reliability=models.ReliabilityFields(
                 confidence=reliability.confidence.tolist(),
                 accuracy=reliability.accuracy.tolist(),
                 count=reliability.count.tolist(),

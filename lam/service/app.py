@@ -29,7 +29,6 @@ from lam.service.errors import FAILED, ServiceError
 from lam.service.keys import GUARDED, OPEN_PATHS, right_for
 from lam.service.metrics import Metrics
 from lam.service.routes.items import add_items
-from lam.service.routes.parameters import json_limits_of
 from lam.service.routes.searches import add_searches
 from lam.service.routes.state import add_state
 
@@ -102,7 +101,7 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
         with suppress(AttributeError):
             CDLL(None).malloc_trim(0)  # glibc keeps the freed memory of threads that have ended
 
-    return Site(name, app, json_limits_of(engine).max_json, metrics.count_request, close, app.openapi)
+    return Site(name, app, schema.json_limits_of(engine).max_json, metrics.count_request, close, app.openapi)
 
 
 async def _refuse_unknown_parameters(request: Request) -> None:

@@ -1,6 +1,6 @@
 """JSON of answers: models that pydantic serializes, and that the OpenAPI schema describes.
 
-`lam.service.state_models` has the answers about the service itself, `lam.service.requests` the JSON of requests.
+`lam.service.routes.state` has the answers about the service itself, `lam.service.requests` the JSON of requests.
 """
 
 from collections.abc import Sequence
@@ -264,3 +264,59 @@ class FeedbackResponse(Answer):
 
     counted: Annotated[list[str], Field(description="the tests that count it: `far`, `wrong`")]
     promise: PromiseState
+
+
+class FalseAcceptPoint(Answer):
+    """The rates of a threshold on the statistic."""
+
+    threshold: float | None
+    rate: Annotated[Share, Field(description="at most this share of queries without a match is a `match`")]
+    recall: Annotated[Share, Field(description="share of queries with a match that find it")]
+
+
+class FalseFlagPoint(Answer):
+    """The rate of a threshold on κ."""
+
+    kappa: Kappa
+    rate: Annotated[
+        Share, Field(description="at most this share of queries like the calibration queries is flagged")
+    ]
+
+
+class HistogramFields(Answer):
+    """Counts of values between edges."""
+
+    counts: Sequence[Count]
+    edges: Annotated[Sequence[float], Field(description="one more than counts")]
+
+
+class ReliabilityFields(Answer):
+    """Share of right first hits in bins of their probability; null for an empty bin."""
+
+    confidence: list[Share | None]
+    accuracy: list[Share | None]
+    count: list[Count]
+
+
+class CalibrationResponse(Answer):
+    """The promised rates of thresholds, and facts on the calibration."""
+
+    threshold: SearchThresholds
+    gallery_size: Count
+    accept: Accept
+    accept_name: Annotated[str, Field(description="`accept` in words")]
+    share_without_match: Share | None
+    false_accept: list[FalseAcceptPoint]
+    false_flag: list[FalseFlagPoint]
+    kappa: HistogramFields
+    reliability: ReliabilityFields
+    depth: Annotated[int | None, Field(description="number of `conformal` hits of a query")]
+    facts: Annotated[dict[str, Any], Field(description="data of the calibration, and the scope of its bounds")]
+
+
+class ErrorResponse(Answer):
+    """The error of a request, and what is allowed."""
+
+    error: str
+    allowed: Any
+    request_id: Annotated[str | None, Field(description="as in the header X-Request-ID and in the log")]

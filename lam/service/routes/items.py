@@ -22,8 +22,7 @@ from lam.service.embedder import CONTENT_TYPES, embedding_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError, attempt
 from lam.service.models import JSON
-from lam.service.routes.parameters import Where, WithVector, json_response, part_answer, part_of, picture, read_json
-from lam.service.schema import responses_of
+from lam.service.schema import Where, WithVector, json_response, part_answer, part_of, picture, read_json, responses_of
 
 _PAGE_SIZE = 100
 _CHARACTERS = 20  # of one vector component in JSON

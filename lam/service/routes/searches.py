@@ -16,7 +16,6 @@ from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
 from lam.service.models import JSON
-from lam.service.routes import parameters
 from lam.service.schema import responses_of
 
 _EMBEDDING = b'"embedding"'
@@ -28,16 +27,16 @@ Threshold = Annotated[float, Query(ge=-1, le=1, description="hits of a lower cos
 def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     """Add the routes of searches, of embeddings and of pairs."""
 
-    limits, takes_images = parameters.json_limits_of(engine), not takes_texts(engine.embedder.encoder)
+    limits, takes_images = schema.json_limits_of(engine), not takes_texts(engine.embedder.encoder)
 
     @app.post("/v1/search", responses=responses_of(models.SearchResponse), openapi_extra=schema.QUERY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
         min_probability: Share = 0.0,
-        filter: parameters.Where = None,
+        filter: schema.Where = None,
         score_threshold: Threshold = -1.0,
-        with_vector: parameters.WithVector = False,
+        with_vector: schema.WithVector = False,
         group_by: Annotated[
             Literal["label"] | None, Query(description="return the nearest items of each of `k` labels, as `groups`")
         ] = None,
@@ -65,20 +64,20 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             found = await engine.do(engine.searcher, first)
             answer = await engine.do(engine.lister, partial(engine.searches.grouped, search, found, size))
         metrics.count_decision(answer.decision, answer.kappa)
-        return parameters.json_response(answer)
+        return schema.json_response(answer)
 
     @app.post("/v1/search/batch", responses=responses_of(models.SearchBatchResponse), openapi_extra=schema.QUERY_BATCH)
     async def search_batch(
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
         min_probability: Share = 0.0,
-        filter: parameters.Where = None,
+        filter: schema.Where = None,
         score_threshold: Threshold = -1.0,
-        with_vector: parameters.WithVector = False,
+        with_vector: schema.WithVector = False,
     ) -> Response:
         """Answer several queries as `/v1/search` answers each; a refused query does not stop the others."""
         part = await part_searched(filter, min_probability)
-        contents = await parameters.read_json(engine, request, queries_of, engine.searcher)
+        contents = await schema.read_json(engine, request, queries_of, engine.searcher)
         if len(contents) * k > (most := engine.settings.batch * engine.settings.max_k):
             what = f"{len(contents)} queries of {k} hits are more than {most} hits"
             raise ServiceError(422, what, allowed={"k": most // len(contents)})
@@ -95,14 +94,14 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         for answer in results:
             if isinstance(answer, models.SearchResponse):
                 metrics.count_decision(answer.decision, answer.kappa)
-        batch = models.SearchBatchResponse(answers=[parameters.part_answer(result) for result in results])
+        batch = models.SearchBatchResponse(answers=[schema.part_answer(result) for result in results])
         return Response(await engine.do(engine.reader, batch.to_json), media_type=JSON)
 
     async def part_searched(filter: str | None, min_probability: float) -> queries.Part | None:
         if filter is not None and min_probability > 0:
             what = "a filtered search has no probability: it was learnt for the whole gallery"
             raise ServiceError(422, what, allowed="filter without min_probability")
-        return await parameters.part_of(engine, filter)
+        return await schema.part_of(engine, filter)
 
     async def embedded(body: bytes, kind: str) -> queries.Query:
         content: queries.Query | bytes | str = body
@@ -117,7 +116,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def embed(request: Request) -> Response:
         """Embed an image or a text, and store nothing."""
         query = await embedded(await request.body(), content_type(request.headers, *CONTENT_TYPES, JSON))
-        return parameters.json_response(
+        return schema.json_response(
             models.EmbedResponse(
                 embedding=torch.nn.functional.normalize(query.embedding.mean[0].double(), dim=0).tolist(),
                 kappa=query.kappa,
@@ -130,11 +129,11 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.post("/v1/verify", responses=responses_of(models.VerifyResponse), openapi_extra=schema.PAIR)
     async def verify(request: Request) -> Response:
         """Decide whether two images, texts or embeddings match."""
-        pair = await parameters.read_json(engine, request, pair_of, engine.decoder, engine.network)
+        pair = await schema.read_json(engine, request, pair_of, engine.decoder, engine.network)
         first, second = [await engine.embed(part) for part in pair]
         answer = await engine.do(engine.reader, partial(engine.responder.verify, first, second))
         metrics.count_pair(answer.decision)
-        return parameters.json_response(answer)
+        return schema.json_response(answer)
 
 
 def _group_size(engine: Engine, k: int, group_by: str | None, group_size: int | None) -> int:

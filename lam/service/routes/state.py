@@ -1,26 +1,144 @@
-"""The routes of the service itself: its state, samples and metrics, feedback, backups and reloads."""
+"""The routes of the service itself, and their JSON: its state, samples and metrics, feedback, backups and reloads."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi import Path as PathParameter
+from pydantic import Field
 
 from lam import __version__
 from lam.gallery.refusal import busy
-from lam.service import models, schema, state_models
+from lam.service import models, schema
 from lam.service.bodies import feedback_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
-from lam.service.routes.parameters import json_limits_of, json_response, picture, read_json
-from lam.service.schema import responses_of
+from lam.service.schema import json_limits_of, json_response, picture, read_json, responses_of
 from lam.service.watch import Watch
 
 _VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
+
+
+class SampleFields(models.Answer):
+    """An input to try the run with."""
+
+    source: Annotated[str, Field(description="its split, or its set of strangers")]
+    stranger: Annotated[bool, Field(description="whether the run's own gallery lacks its class")]
+    text: str | None
+    image: Annotated[str | None, Field(description="path of its file")]
+
+
+class SamplesResponse(models.Answer):
+    """Inputs to try the run with."""
+
+    samples: list[SampleFields]
+
+
+class HealthResponse(models.Answer):
+    """The process answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+class ReadyResponse(models.Answer):
+    """Requests can be served now."""
+
+    status: Literal["ready"] = "ready"
+    gallery_size: models.Count
+
+
+class LimitFields(models.Answer):
+    """The limits of a request."""
+
+    max_bytes: models.Count
+    max_json_bytes: models.Count
+    max_pixels: models.Count
+    max_side: models.Count
+    max_decoded_bytes: models.Count
+    max_k: models.Count
+    max_batch: models.Count
+    max_batch_json_bytes: models.Count
+
+
+class RecallFields(models.Answer):
+    """Recall of the index against an exact search, at the start. A query is a stored item, left out of its own hits."""
+
+    queries: Annotated[models.Count, Field(description="number of queries")]
+    k: models.Positive
+    recall: Annotated[models.Share, Field(description="share of the k nearest neighbours among the hits")]
+    hits: Annotated[models.Positive, Field(description="number of hits that a decision needs, or of all items")]
+    unchanged: Annotated[models.Share, Field(description="share of queries with exactly the hits of an exact search")]
+
+
+class TestFields(models.Answer):
+    """A test of the promise."""
+
+    name: Annotated[str, Field(description="`kappa`, `cosine`: tests on queries; `far`, `wrong`: tests on feedback")]
+    evidence: Annotated[float, Field(description="wealth of bets against the promise; 1 at the beginning")]
+    peak: Annotated[float, Field(description="greatest evidence so far")]
+    needed: Annotated[float, Field(description="evidence from which the test alarms, for good")]
+    n: Annotated[models.Count, Field(description="number of queries or judged answers")]
+    errors: Annotated[int | None, Field(description="errors among the judged answers; null for queries")]
+    limit: Annotated[models.Share | None, Field(description="rate of errors that chance allows; null for queries")]
+
+
+class PromiseFields(models.Answer):
+    """Whether the promises hold."""
+
+    state: models.PromiseState
+    tests: list[TestFields]
+
+
+class ModelResponse(models.Answer):
+    """The run that answers."""
+
+    run: Annotated[str, Field(description="name of its folder")]
+    kind: Annotated[str, Field(description="kind of the encoder")]
+    gallery: Annotated[str, Field(description="what an item is an example of: a class, an identity, a place")]
+    answers: Annotated[bool, Field(description="whether questions search for answers")]
+    sha256: models.Digest
+    dimension: models.Positive
+    device: str
+    preprocessing: Annotated[dict[str, Any] | None, Field(description="preprocessing of inputs")]
+    calibration: models.State
+    promise: Annotated[PromiseFields | None, Field(description="null without calibration")]
+    threshold: models.SearchThresholds | None
+    gallery_size: models.Count
+    index: Annotated[str, Field(description="its FAISS type, or the address of a Milvus collection")]
+    index_recall: Annotated[RecallFields | None, Field(description="null for exact searches, and for Milvus")]
+    limits: LimitFields
+    versions: Annotated[dict[str, str], Field(description="versions of lam and its main dependencies, by name")]
+
+
+class FileFields(models.Answer):
+    """A file of a backup."""
+
+    name: str
+    bytes: models.Count
+    sha256: models.Digest
+
+
+class BackupResponse(models.Answer):
+    """A copy of the run and its items at one moment, in a folder beside the run's; `lam serve` opens it."""
+
+    name: Annotated[str, Field(description="name of its folder")]
+    created: Annotated[str, Field(description="when it began, in UTC", json_schema_extra={"format": "date-time"})]
+    items: models.Count
+    bytes: models.Count
+    files: list[FileFields]
+
+
+class ReloadResponse(models.Answer):
+    """The run that answers after a reload."""
+
+    run: Annotated[str, Field(description="name of its folder")]
+    exchanged: Annotated[bool, Field(description="whether another run was opened; else only its calibration was read")]
+    calibration: models.State
+    gallery_size: models.Count
 
 
 def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[], Awaitable[Engine]]) -> None:
@@ -28,25 +146,25 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
 
     @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
-    async def get_health() -> state_models.HealthResponse:
+    async def get_health() -> HealthResponse:
         """The process answers."""
-        return state_models.HealthResponse()
+        return HealthResponse()
 
     @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
-    async def get_ready() -> state_models.ReadyResponse:
+    async def get_ready() -> ReadyResponse:
         """Whether requests can be served now."""
         if complaints := engine.complaints:
             raise busy("; ".join(complaints))
-        return state_models.ReadyResponse(gallery_size=len(engine.gallery))
+        return ReadyResponse(gallery_size=len(engine.gallery))
 
     @app.get("/v1/model")
-    async def get_model() -> state_models.ModelResponse:
+    async def get_model() -> ModelResponse:
         """The run that answers: hashes, calibration, limits and versions."""
         import faiss
 
         encoder, settings, recall = engine.embedder.encoder, engine.settings, engine.gallery.recall
-        return state_models.ModelResponse(
+        return ModelResponse(
             run=engine.run.folder.name,
             kind=encoder.kind,
             gallery=engine.run.gallery_kind,
@@ -62,10 +180,10 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
             index=engine.gallery.index.factory,
             index_recall=None
             if recall is None
-            else state_models.RecallFields(
+            else RecallFields(
                 queries=recall.n_queries, k=recall.k, recall=recall.share, hits=recall.depth, unchanged=recall.unchanged
             ),
-            limits=state_models.LimitFields(
+            limits=LimitFields(
                 max_bytes=settings.max_body,
                 max_json_bytes=json_limits_of(engine).max_json,
                 max_pixels=settings.max_pixels,
@@ -80,7 +198,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
         )
 
     @app.get("/v1/calibration")
-    async def get_calibration() -> state_models.CalibrationResponse:
+    async def get_calibration() -> models.CalibrationResponse:
         """The promised rates of thresholds, and the κ of the calibration."""
         if engine.responder.summary is None:
             allowed = "`lam calibrate RUN`, then a SIGHUP or a restart"
@@ -88,10 +206,10 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
         return engine.responder.summary
 
     @app.get("/v1/samples")
-    async def list_samples() -> state_models.SamplesResponse:
+    async def list_samples() -> SamplesResponse:
         """List a few inputs to try the run with: some of its classes, and an item of a class that it lacks."""
         samples = [
-            state_models.SampleFields(
+            SampleFields(
                 source=sample.source,
                 stranger=sample.stranger,
                 text=sample.text,
@@ -99,7 +217,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
             )
             for number, sample in enumerate(engine.samples)
         ]
-        return state_models.SamplesResponse(samples=samples)
+        return SamplesResponse(samples=samples)
 
     @app.get("/v1/samples/{number}", response_class=Response, responses=schema.SAMPLE)
     async def get_sample(
@@ -122,17 +240,17 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
         feedback = await read_json(engine, request, feedback_of, engine.watcher)
         return json_response(await engine.judge(feedback))
 
-    @app.post("/v1/backup", status_code=201, responses=responses_of(state_models.BackupResponse, 201))
+    @app.post("/v1/backup", status_code=201, responses=responses_of(BackupResponse, 201))
     async def create_backup() -> Response:
         """Copy the run with its present items. When the response arrives, the copy is checked and on disk."""
         backup = await engine.back_up()
-        files = [state_models.FileFields(**asdict(file)) for file in backup.files]
-        answer = state_models.BackupResponse(
+        files = [FileFields(**asdict(file)) for file in backup.files]
+        answer = BackupResponse(
             name=backup.folder.name, created=backup.created, items=backup.items, bytes=backup.bytes, files=files
         )
         return json_response(answer, 201)
 
-    @app.post("/v1/reload", responses=responses_of(state_models.ReloadResponse))
+    @app.post("/v1/reload", responses=responses_of(ReloadResponse))
     async def reload_run() -> Response:
         """Read the calibration again; if the run's folder now links to another run, serve that run instead."""
         try:
@@ -141,7 +259,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
             what = f"the run stays as it was: {error}"
             raise ServiceError(409, what, allowed="a run that `lam serve` opens") from None
         size = len(now.gallery)
-        answer = state_models.ReloadResponse(
+        answer = ReloadResponse(
             run=now.run.folder.name,
             exchanged=now is not engine,
             calibration=now.responder.state(size),
@@ -150,6 +268,6 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
         return json_response(answer)
 
 
-def _promise(watch: Watch) -> state_models.PromiseFields | None:
-    state, tests = watch.state, [state_models.TestFields(**asdict(reading)) for reading in watch.readings]
-    return None if state is None else state_models.PromiseFields(state=state, tests=tests)
+def _promise(watch: Watch) -> PromiseFields | None:
+    state, tests = watch.state, [TestFields(**asdict(reading)) for reading in watch.readings]
+    return None if state is None else PromiseFields(state=state, tests=tests)

@@ -2,9 +2,9 @@
 
 server, connections, limits, hangups    uvicorn, its connections, checks before the routes, SIGHUP
 keys                                    keys with rights
-served_runs                             several runs in one service, and their replacement while it runs
 tracing                                 the id, log line and OpenTelemetry spans of a request
-app, routes/, schema                    routes, their OpenAPI schema, errors outside the routes
+app                                     several runs in one service, and their replacement while it runs
+routes/, schema                         routes, their OpenAPI schema
 requests, bodies                        the JSON of requests; parsing a body into a query or an image
 models                                  the JSON of answers
 engine, workers, queries, watch, embedder, gallery_search, answers

@@ -18,10 +18,9 @@ from urllib.parse import quote, unquote
 from starlette.types import Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
-from lam.service.app import Site
+from lam.service.app import PREFIX, Site, Sites
 from lam.service.errors import FAILED, ServiceError
 from lam.service.keys import GUARDED, OPEN_PATHS, RIGHTS, Keys, right_for
-from lam.service.served_runs import PREFIX, Sites
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import HEADER, RequestLog, Spans, Trace, traced
 

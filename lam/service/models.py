@@ -278,9 +278,7 @@ class FalseFlagPoint(Answer):
     """The rate of a threshold on κ."""
 
     kappa: Kappa
-    rate: Annotated[
-        Share, Field(description="at most this share of queries like the calibration queries is flagged")
-    ]
+    rate: Annotated[Share, Field(description="at most this share of queries like the calibration queries is flagged")]
 
 
 class HistogramFields(Answer):

@@ -22,12 +22,12 @@ from urllib.parse import quote
 import uvicorn
 import uvloop
 
+from lam.service.app import PREFIX, ServedRuns
 from lam.service.connections import Connection, OpenConnections
 from lam.service.engine import Engine
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.keys import VARIABLE, Keys
 from lam.service.limits import LOCAL_HOSTS, Limits
-from lam.service.served_runs import PREFIX, ServedRuns
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import RequestLog, Spans
 from lam.utils.extras import install_command

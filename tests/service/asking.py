@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from lam.service.app import site_of
+from lam.service.app import Sites, site_of
 from lam.service.engine import Engine
 from lam.service.keys import Keys
 from lam.service.limits import Limits
-from lam.service.served_runs import Sites
 
 HOST = "http://127.0.0.1"
 PNG = {"content-type": "image/png"}

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from lam.service.app import Site
+from lam.service.app import Site, Sites
 from lam.service.connections import OpenConnections
 from lam.service.limits import Limits
-from lam.service.served_runs import Sites
 from lam.service.server import _bound, _open_files, _sparing_log, server_of
 from lam.service.settings import ServiceSettings
 

@@ -23,11 +23,11 @@ from lam.gallery.refusal import Refusal
 from lam.gallery.store import FILE, ItemStore
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
+from lam.service.app import ServedRuns
 from lam.service.embedder import no_texts
 from lam.service.engine import Engine
 from lam.service.limits import Limits
 from lam.service.queries import Query, Search
-from lam.service.served_runs import ServedRuns
 from lam.service.settings import ServiceSettings
 from lam.utils.files import locked
 from tests.service.asking import HOST, JSON, embedding

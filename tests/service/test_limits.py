@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from lam.service.app import Site
+from lam.service.app import Site, Sites
 from lam.service.keys import Keys
 from lam.service.limits import HEADERS, Limits
-from lam.service.served_runs import Sites
 from lam.service.settings import ServiceSettings
 
 SETTINGS = ServiceSettings(max_body=1000, max_held=1500, body_seconds=0.2, linger_seconds=0.1)

@@ -15,10 +15,10 @@ from lam.cli import main
 from lam.cli.commands import _named_runs
 from lam.runs.folder import GALLERY
 from lam.runs.live import FOLDER as LIVE
+from lam.service.app import ServedRuns
 from lam.service.engine import Engine
 from lam.service.keys import Keys
 from lam.service.limits import Limits
-from lam.service.served_runs import ServedRuns
 from lam.utils.files import MANIFEST, locked
 from tests.service.asking import HOST, PNG, client_of, refused
 from tests.service.conftest import SMALL

@@ -75,9 +75,8 @@ def text_encoder(encoder: Encoder) -> Encoder:
 def predict_texts(encoder: Encoder, texts: Sequence[str], *, n_samples: int | None = None) -> Prediction:
     """Features and embeddings of one or more texts; a `ValueError` for an empty text."""
     preprocessing = preprocessing_of(encoder, TextPreprocessing)
-    inputs = [preprocessing(text) for text in texts]
-    batches = [torch.stack(inputs[start : start + BATCH]) for start in range(0, len(inputs), BATCH)]
-    return encoder.predict(batches, n_samples=n_samples)
+    inputs = torch.stack([preprocessing(text) for text in texts])
+    return encoder.predict(inputs.split(BATCH), n_samples=n_samples)
 
 
 def judge_each(

@@ -144,7 +144,6 @@ def _pairs(rows: Tensor, labels: Tensor | None) -> tuple[list[tuple[Tensor, Tens
     if not (is_different := distances.isfinite()).any():
         raise ValueError(f"X must have rows of different directions, got one direction in {len(rows)} rows to fit")
     near = float(distances.amin(1).median()) * (1 + _ROUNDING)
-    relation = Relation(
-        "batch", positive_within=near, negative_beyond=max(near, float(distances[is_different].median()))
-    )
+    far = max(near, float(distances[is_different].median()))
+    relation = Relation("batch", positive_within=near, negative_beyond=far)
     return list(zip(rows.split(_BATCH), unit.split(_BATCH), strict=True)), relation

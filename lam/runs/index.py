@@ -65,9 +65,8 @@ def index_images(
         if not isinstance(source, str | Path):
             sources, embeddings = merge_embeddings(source, encoder=opened.fingerprint)
         elif Path(source).is_file() and not takes_texts(encoder):
-            sources, embeddings = embed_images(
-                encoder, read_list(source, repeated_ids=fuse), damaged=damaged, progress=progress
-            )
+            listed = read_list(source, repeated_ids=fuse)
+            sources, embeddings = embed_images(encoder, listed, damaged=damaged, progress=progress)
         else:
             columns = opened.columns(columns)
             whole = embed_items(encoder, source, columns=columns, damaged=damaged, progress=progress)

@@ -211,9 +211,8 @@ def evaluate_run(
     with stages("corrupt"):
         corrupted: dict[str, CorruptionCurve] = {}
         if size := options.corrupted:
-            corrupted = measure_corruption(
-                encoder, splits.test, evaluation, size=size, seed=seed, kinds=options.corruptions
-            )
+            kinds = options.corruptions
+            corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, seed=seed, kinds=kinds)
     metrics = {**evaluation.metrics, **unseen, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
     return evaluation, corrupted, metrics
 
@@ -232,8 +231,6 @@ def _unseen(config: RunConfig, encoder: Encoder, strangers: Dataset) -> dict[str
     if len(strangers.labels.unique()) == len(strangers):
         return {}
     measured = evaluate(encoder, run_data.loader_of(strangers, config.data.num_workers)).metrics
-    keys = {name: Key.parse(name) for name in measured}
-    answers = {
-        str(key._replace(ood_set=UNSEEN)): measured[name] for name, key in keys.items() if key.metric in _OF_ANSWERS
-    }
+    keys = {name: key for name in measured if (key := Key.parse(name)).metric in _OF_ANSWERS}
+    answers = {str(key._replace(ood_set=UNSEEN)): measured[name] for name, key in keys.items()}
     return {"unseen_recall@1": measured["recall@1"], **answers}

@@ -179,8 +179,7 @@ class _Searcher:
             for text in texts:
                 if is_cut(self._encoder.network, preprocessing, text):
                     warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=4)
-        read = [preprocessing(text) for text in texts]
-        return texts, [torch.stack(read[start : start + BATCH]) for start in range(0, len(read), BATCH)]
+        return texts, torch.stack([preprocessing(text) for text in texts]).split(BATCH)
 
     def predictions(self, batches: Iterable[Tensor], progress: bool) -> Iterator[Prediction]:
         n_samples = self._gallery.mean_samples

@@ -23,9 +23,7 @@ from lam.service.models import JSON
 from lam.service.queries import Query
 from lam.service.watch import Feedback
 
-_OF_AN_IMAGE: dict[str, str] = dict.fromkeys(
-    ("image/jpg", "image/pjpeg", "image/x-png", "application/octet-stream"), "image/jpeg"
-)
+_OF_AN_IMAGE = ("image/jpg", "image/pjpeg", "image/x-png", "application/octet-stream")  # aliases of image/jpeg
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
 _PART = 2**16
@@ -46,10 +44,9 @@ def content_type(headers: Mapping[str, str], *allowed: str) -> str:
         raise ServiceError(415, what, allowed="identity", headers={"Accept-Encoding": "identity"})
     if kind == "multipart/form-data":
         what = "the body is a form, as curl -F sends it: send the file itself, with its content type"
-        raise ServiceError(
-            415, what, allowed={"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
-        )
-    kind = _OF_AN_IMAGE.get(kind, kind)
+        with_curl = {"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
+        raise ServiceError(415, what, allowed=with_curl)
+    kind = "image/jpeg" if kind in _OF_AN_IMAGE else kind
     if kind not in allowed:
         raise ServiceError(415, "the content type is missing or not an allowed one", allowed=list(allowed))
     return kind

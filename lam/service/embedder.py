@@ -63,9 +63,8 @@ class Embedder:
         try:
             return [(preprocessing(image), {"thumbnail": thumbnail(image) if with_thumbnail else None})]
         except ValueError as error:
-            raise ServiceError(
-                422, f"the image cannot become an input: {error}", allowed="an ordinary photograph"
-            ) from None
+            what = f"the image cannot become an input: {error}"
+            raise ServiceError(422, what, allowed="an ordinary photograph") from None
 
     def _read_text(self, text: bytes | str) -> Decoded:
         preprocessing = self.encoder.preprocessing

@@ -120,9 +120,8 @@ class Limits:
                     await send.answer(307, {"Location": f"./{quote(name)}/"})  # relative, as a proxy may add a prefix
                     return
                 self._require_right(scope["method"], GUARDED[0], headers)
-                raise ServiceError(
-                    404, "there is no run of this name", allowed=[f"{PREFIX}{name}/" for name in self._sites]
-                )
+                addresses = [f"{PREFIX}{name}/" for name in self._sites]
+                raise ServiceError(404, "there is no run of this name", allowed=addresses)
             if path != scope["path"]:
                 site.requests -= 1
                 site, scope = found, {**scope, "path": path, "raw_path": path.encode()}

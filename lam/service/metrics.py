@@ -22,17 +22,14 @@ class Metrics(Collector):
     """Requests, seconds, decisions and κ of an engine; gauges are read when metrics are requested."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._registry = engine, CollectorRegistry()
+        self._engine, self._registry = engine, (registry := CollectorRegistry())
         self._kappa: deque[float] = deque(maxlen=_WINDOW)
-        self._requests = Counter(
-            "lam_requests", "Requests answered.", ("route", "method", "status"), registry=self._registry
-        )
-        self._seconds = Histogram(
-            "lam_request_seconds", "Seconds to an answer.", ("route",), buckets=_BUCKETS, registry=self._registry
-        )
-        self._decisions = Counter("lam_decisions", "Decisions on queries.", ("decision",), registry=self._registry)
-        self._pairs = Counter("lam_pair_decisions", "Decisions on pairs.", ("decision",), registry=self._registry)
-        self._registry.register(self)
+        self._requests = Counter("lam_requests", "Requests answered.", ("route", "method", "status"), registry=registry)
+        what, labels = "Seconds to an answer.", ("route",)
+        self._seconds = Histogram("lam_request_seconds", what, labels, buckets=_BUCKETS, registry=registry)
+        self._decisions = Counter("lam_decisions", "Decisions on queries.", ("decision",), registry=registry)
+        self._pairs = Counter("lam_pair_decisions", "Decisions on pairs.", ("decision",), registry=registry)
+        registry.register(self)
 
     def count_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. `route` is the template of a path, so there are few series."""

@@ -103,10 +103,9 @@ class Hit(_Item):
     accepted: Annotated[bool | None, Field(description="true for the first hit of a `match` and hits of its label")]
     credible: bool
     conformal: bool | None
-    interval: Annotated[
-        list[Cosine] | None,
-        Field(description="90 % interval for the cosine between this item and another input of the query's class"),
-    ] = None
+    interval: list[Cosine] | None = Field(
+        None, description="90 % interval for the cosine between this item and another input of the query's class"
+    )
 
 
 class Group(Answer):

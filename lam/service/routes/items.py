@@ -97,9 +97,8 @@ def add_items(app: FastAPI, engine: Engine) -> None:
     ) -> Response:
         """List items by id, from the first one after `after`. A page of large items may hold fewer than `limit`."""
         engine.admit(engine.lister)
-        return Response(
-            await engine.do(engine.lister, partial(_page, engine, after, limit, filter, with_vector)), media_type=JSON
-        )
+        page = await engine.do(engine.lister, partial(_page, engine, after, limit, filter, with_vector))
+        return Response(page, media_type=JSON)
 
     @app.delete("/v1/items", responses=responses_of(models.DeleteItemsResponse))
     async def delete_items(
@@ -112,10 +111,8 @@ def add_items(app: FastAPI, engine: Engine) -> None:
             what = "the filter has no condition: it would delete every item"
             raise ServiceError(422, what, allowed="a filter with a condition")
         change = await engine.write(DeleteWhere(where))
-        deleted, unknown = len(change.removed), list(matching.unknown)
-        return json_response(
-            models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=len(engine.gallery))
-        )
+        deleted, unknown, size = len(change.removed), list(matching.unknown), len(engine.gallery)
+        return json_response(models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=size))
 
     @app.get("/v1/items/{id:path}/search", responses=responses_of(models.SearchResponse))
     async def search_like_item(
@@ -248,9 +245,8 @@ def _refuse_bad(parts: Sequence[object]) -> None:
         raise first
     first, places = ServiceError.of(first), ", ".join(map(str, bad))
     what = f"nothing was stored: items {places} of {len(parts)}, counted from 0, are bad. Item {place}: {first.error}"
-    raise ServiceError(
-        first.status, what, allowed={f"item {place}": first.allowed, "or": "on_error=good"}, headers=first.headers
-    )
+    allowed = {f"item {place}": first.allowed, "or": "on_error=good"}
+    raise ServiceError(first.status, what, allowed=allowed, headers=first.headers)
 
 
 def _enrolled(engine: Engine, query: queries.Query, change: Change) -> models.EnrolResponse:
@@ -294,24 +290,19 @@ def _fields_of(info: ItemInfo, responder: Responder) -> dict[str, Any]:
 def _refuse_uncertain(responder: Responder, query: queries.Query) -> None:
     what, kappa = "image" if query.text is None else "text", query.kappa
     if responder.calibration is None:
-        raise ServiceError(
-            409, f"the run is not calibrated: nothing says which {what}s are uncertain", allowed="uncertain=keep"
-        )
+        error = f"the run is not calibrated: nothing says which {what}s are uncertain"
+        raise ServiceError(409, error, allowed="uncertain=keep")
     if responder.is_uncertain(kappa):
         least = responder.calibration.kappa_below
-        raise ServiceError(
-            422,
-            f"the {what} is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
-            allowed={"kappa_at_least": least, "or": "uncertain=keep"},
-        )
+        error = f"the {what} is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored"
+        raise ServiceError(422, error, allowed={"kappa_at_least": least, "or": "uncertain=keep"})
 
 
 def _same(name: str, in_address: str | None, in_body: str | None) -> str | None:
     """A field from the address, the body, or both if they agree."""
     if None not in (in_address, in_body) and in_address != in_body:
-        raise ServiceError(
-            422, f"the {name} in the address differs from the one in the body", allowed="one of them, or equal ones"
-        )
+        what = f"the {name} in the address differs from the one in the body"
+        raise ServiceError(422, what, allowed="one of them, or equal ones")
     return in_address if in_body is None else in_body
 
 

@@ -129,14 +129,11 @@ def command_parser() -> argparse.ArgumentParser:
 
     add = command("index", commands.index, *_ON_RUN)
     add("folder", nargs="?", help="images, in class sub-folders or not; for a run on texts a table, as for --list")
-    add(
-        "--list",
-        "--csv",
-        dest="listed",
-        metavar="FILE",
-        help="a table (CSV, JSON, .xlsx, Parquet) with a column path, or for texts the columns text, or question and "
-        "answer; further columns, such as id and label, are optional",
+    what = (
+        "a table (CSV, JSON, .xlsx, Parquet) with a column path, or for texts the columns text, or question and "
+        "answer; further columns, such as id and label, are optional"
     )
+    add("--list", "--csv", dest="listed", metavar="FILE", help=what)
     add("--embeddings", metavar="FILE", nargs="+", help="the output of `lam embed`, all shards")
     add("--fuse", action="store_true", help="fuse the images of one id into one item; without ids, of one label")
     add("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
@@ -155,54 +152,40 @@ def command_parser() -> argparse.ArgumentParser:
     add("--target-ood", type=float, help=f"bound on false flags (default: {least.format(0.05)})")
     last = "the rate of the last calibration, or else"
     add("--target-miss", type=float, help=f"bound on misses of conformal sets (default: {last} 0.05)")
-    add(
-        "--target-wrong",
-        type=float,
-        help=f"bound on the share of wrong answers (default: {last} no bound; 0: no bound)",
-    )
-    add(
-        "--flag",
-        metavar="SCORE",
-        help="abstain by this score: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
+    what = f"bound on the share of wrong answers (default: {last} no bound; 0: no bound)"
+    add("--target-wrong", type=float, help=what)
+    what = (
+        "abstain by this score: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
         "global_mahalanobis, radial_mahalanobis, layer_change, cosine, margin, mean_cosine, cosine_spread, votes, "
         "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, which joins several (default: the "
-        "score of the last --flag, or else combined, unless a score is far better in cross-validation)",
+        "score of the last --flag, or else combined, unless a score is far better in cross-validation)"
     )
-    add(
-        "--accept",
-        metavar="SCORE",
-        help="answer by this score: probability (that the first hit is right), or a single score, such as cosine "
-        "(default: the score of the last --accept, or else probability, unless another is better in cross-validation)",
+    add("--flag", metavar="SCORE", help=what)
+    what = (
+        "answer by this score: probability (that the first hit is right), or a single score, such as cosine "
+        "(default: the score of the last --accept, or else probability, unless another is better in cross-validation)"
     )
-    add(
-        "--gallery",
-        choices=("held-out", "index"),
-        help="search the run's gallery (index) or a part of the held-out data (default: index; if it lacks all "
-        "classes of these data, or holds places, half of these data replace as many of its items)",
+    add("--accept", metavar="SCORE", help=what)
+    what = (
+        "search the run's gallery (index) or a part of the held-out data (default: index; if it lacks all "
+        "classes of these data, or holds places, half of these data replace as many of its items)"
     )
+    add("--gallery", choices=("held-out", "index"), help=what)
     add("--folder", help="calibrate on fresh images, or a table of texts (default: the run's validation split)")
     add("--strangers", metavar="FOLDER", help="images or texts without a match, for a bound on their false accepts")
-    add(
-        "--unlabelled",
-        metavar="FOLDER",
-        help="typical queries, known ones and strangers, to learn P(known) from; `live`: queries that `lam serve` kept",
-    )
-    add(
-        "--share-of-strangers",
-        type=float,
-        help="the share of future queries without a match, unless --unlabelled determines it (default: 0.5)",
-    )
+    what = "typical queries, known ones and strangers, to learn P(known) from; `live`: queries that `lam serve` kept"
+    add("--unlabelled", metavar="FOLDER", help=what)
+    what = "the share of future queries without a match, unless --unlabelled determines it (default: 0.5)"
+    add("--share-of-strangers", type=float, help=what)
     add("--data-root", help="the folder of the run's data, if it has moved")
     add("--reference", type=int, default=5000, help="number of training items to compare with (default: 5000; 0: none)")
 
     add = command("experiment", commands.experiment)
-    add(
-        "config",
-        metavar="NAME",
-        nargs="+",
-        help="posterior-recovery, aninfonce-latents, augmentation-readout, varcon-accuracy, explicit-concentration, or "
-        "a YAML file with such a name and settings",
+    what = (
+        "posterior-recovery, aninfonce-latents, augmentation-readout, varcon-accuracy, explicit-concentration, or "
+        "a YAML file with such a name and settings"
     )
+    add("config", metavar="NAME", nargs="+", help=what)
     add("-o", "--output", help="the folder to write (default: experiments/NAME)")
 
     add = command("backup", commands.back_up_run, "run")
@@ -212,49 +195,25 @@ def command_parser() -> argparse.ArgumentParser:
     add("runs", metavar="RUN", nargs="+", help="RUN or NAME=RUN, served under /runs/NAME/; the first at the root, too")
     add("--port", type=int, default=8000, help="(default: 8000)")
     add("--host", default="127.0.0.1", help="address; one that other machines reach needs a key (default: 127.0.0.1)")
-    add(
-        "--keys",
-        metavar="FILE",
-        help="keys with rights: lines such as `read KEY`, `write KEY` or `admin KEY`; $LAM_API_KEY has all rights",
-    )
+    what = "keys with rights: lines such as `read KEY`, `write KEY` or `admin KEY`; $LAM_API_KEY has all rights"
+    add("--keys", metavar="FILE", help=what)
     add("--access-log", metavar="FILE", help="log requests as lines of JSON; - for standard error (default: no log)")
-    add(
-        "--slow",
-        dest="slow_seconds",
-        type=float,
-        metavar="SECONDS",
-        help="mark slower requests in the log, or log only these (default: none)",
-    )
+    what = "mark slower requests in the log, or log only these (default: none)"
+    add("--slow", dest="slow_seconds", type=float, metavar="SECONDS", help=what)
     add("--traces", action="store_true", help="trace requests by OpenTelemetry, set up by `opentelemetry-instrument`")
-    add(
-        "--cors-origin",
-        dest="cors_origins",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="let web pages of this origin, such as https://example.org, use the service; may be repeated",
-    )
+    what = "let web pages of this origin, such as https://example.org, use the service; may be repeated"
+    add("--cors-origin", dest="cors_origins", action="append", default=[], metavar="URL", help=what)
     add("--device", default="cpu", help="where the network runs (default: cpu)")
     add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
-    add(
-        "--keep-queries",
-        type=int,
-        metavar="N",
-        help="keep the embeddings of N random queries in the run's folder, to calibrate on (default: none)",
-    )
+    what = "keep the embeddings of N random queries in the run's folder, to calibrate on (default: none)"
+    add("--keep-queries", type=int, metavar="N", help=what)
     add("--drop-corrupt", action="store_true", help="delete stored items that were altered, instead of an error")
-    add(
-        "--index",
-        metavar="flat|hnsw|ADDRESS",
-        action="append",
-        default=[],
-        help="search exactly (flat), or faster along a graph that may miss a neighbour (hnsw; the start prints how "
+    what = (
+        "search exactly (flat), or faster along a graph that may miss a neighbour (hnsw; the start prints how "
         "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
-        "`lam index --factory` named)",
+        "`lam index --factory` named)"
     )
-    add(
-        "--replica",
-        action="store_true",
-        help="only read the run: another service on the same machine writes it, or its folder is read-only",
-    )
+    add("--index", metavar="flat|hnsw|ADDRESS", action="append", default=[], help=what)
+    what = "only read the run: another service on the same machine writes it, or its folder is read-only"
+    add("--replica", action="store_true", help=what)
     return parser

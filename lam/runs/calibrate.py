@@ -66,6 +66,8 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     options, gallery = inputs.options, known.searchable
     is_whole = gallery.is_stored and not gallery.without_label
     embeddings, labels, items = known.queries.embeddings, known.labels, gallery.items.mean  # no labels: places
+    of_strangers, share = strangers.can_bound(targets.far), options.share_of_strangers
+    choices = Choices(targets, options.flag, options.accept, of_strangers=of_strangers, share=share)
     with inputs.run.lock():
         data = CalibrationData(
             known.searches,
@@ -79,13 +81,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
         )
         calibration = calibrate(
             data,
-            Choices(
-                targets,
-                options.flag,
-                options.accept,
-                of_strangers=strangers.can_bound(targets.far),
-                share=options.share_of_strangers,
-            ),
+            choices,
             key=inputs.run.fingerprint,
             verifier=known.verifier,
             unseen=_unseen(inputs.run, gallery) if is_whole else None,

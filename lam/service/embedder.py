@@ -178,11 +178,6 @@ def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | No
     needed = _ALWAYS + decoding_bytes(image, least)
     needed += 2 * 4 * image.width * image.height // reduction(image, least) ** 2  # two copies of the reduced image
     if needed > settings.max_decoded:
-        raise ServiceError(
-            413,
-            f"the image would take {needed} bytes to decode",
-            allowed={
-                "max_decoded_bytes": settings.max_decoded,
-                "or": "a smaller image, or a JPEG that is not progressive",
-            },
-        )
+        smaller = "a smaller image, or a JPEG that is not progressive"
+        allowed = {"max_decoded_bytes": settings.max_decoded, "or": smaller}
+        raise ServiceError(413, f"the image would take {needed} bytes to decode", allowed=allowed)

@@ -211,12 +211,8 @@ class Limits:
             key = bearer.strip()
         right, needed = self._keys.right_of(key), right_for(method, path)
         if right is None:
-            raise ServiceError(
-                401,
-                "the API key is missing or wrong",
-                allowed="Authorization: Bearer KEY, or X-API-Key: KEY",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            allowed, asked = "Authorization: Bearer KEY, or X-API-Key: KEY", {"WWW-Authenticate": "Bearer"}
+            raise ServiceError(401, "the API key is missing or wrong", allowed=allowed, headers=asked)
         if (least := RIGHTS.index(needed)) > RIGHTS.index(right):
             what = f"the key has the right {right!r}, and this request needs {needed!r}"
             raise ServiceError(403, what, allowed=RIGHTS[least:])

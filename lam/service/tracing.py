@@ -51,15 +51,9 @@ class Spans:
 
     def _describe(self, span: Any, facts: Mapping[str, Any]) -> None:
         span.update_name(f"{facts['method']} {facts['route']}")
-        span.set_attributes(
-            {
-                "http.request.method": facts["method"],
-                "http.route": facts["route"],
-                "http.response.status_code": facts["status"],
-                "lam.run": facts["run"],
-                "lam.request_id": facts["id"],
-            }
-        )
+        names = {"http.request.method": "method", "http.route": "route", "http.response.status_code": "status"}
+        names |= {"lam.run": "run", "lam.request_id": "id"}
+        span.set_attributes({name: facts[fact] for name, fact in names.items()})
         if facts["status"] >= 500:
             span.set_status(self._trace.StatusCode.ERROR)
 

@@ -82,13 +82,9 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             what = f"{len(contents)} queries of {k} hits are more than {most} hits"
             raise ServiceError(422, what, allowed={"k": most // len(contents)})
         read = await engine.embed_all(contents)
-        searches = [
-            queries.Search(
-                query, k, min_probability, part=part, score_threshold=score_threshold, with_vector=with_vector
-            )
-            for query in read
-            if isinstance(query, queries.Query)
-        ]
+        options = {"part": part, "score_threshold": score_threshold, "with_vector": with_vector}
+        search = partial(queries.Search, k=k, min_probability=min_probability, **options)
+        searches = [search(query) for query in read if isinstance(query, queries.Query)]
         found = iter(await engine.search_all(searches))
         results = [next(found) if isinstance(query, queries.Query) else query for query in read]
         for answer in results:

@@ -259,13 +259,9 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
             what = f"the run stays as it was: {error}"
             raise ServiceError(409, what, allowed="a run that `lam serve` opens") from None
         size = len(now.gallery)
-        answer = ReloadResponse(
-            run=now.run.folder.name,
-            exchanged=now is not engine,
-            calibration=now.responder.state(size),
-            gallery_size=size,
-        )
-        return json_response(answer)
+        run, calibration = now.run.folder.name, now.responder.state(size)
+        exchanged = now is not engine
+        return json_response(ReloadResponse(run=run, exchanged=exchanged, calibration=calibration, gallery_size=size))
 
 
 def _promise(watch: Watch) -> PromiseFields | None:

@@ -92,16 +92,12 @@ class QdrantGallery:
             raise ValueError(f"ids, embeddings, labels and payloads must be equal in number, got {lengths}")
         if embeddings.dimension != self.dimension:
             raise ValueError(f"embeddings must have dimension {self.dimension}, got {embeddings.dimension}")
-        points = [
-            models.PointStruct(
-                id=name,
-                vector=mean if self._vector is None else {self._vector: mean},
-                payload={**_labelled(payload, self._label, label), "kappa": kappa},
-            )
-            for name, mean, kappa, label, payload in zip(
-                ids, embeddings.mean.tolist(), embeddings.kappa.tolist(), labels, payloads, strict=True
-            )
-        ]
+        points = list[models.PointStruct]()
+        means, kappas = embeddings.mean.tolist(), embeddings.kappa.tolist()
+        for name, mean, kappa, label, payload in zip(ids, means, kappas, labels, payloads, strict=True):
+            vector = mean if self._vector is None else {self._vector: mean}
+            fields = {**_labelled(payload, self._label, label), "kappa": kappa}
+            points.append(models.PointStruct(id=name, vector=vector, payload=fields))
         for start in range(0, len(points), _PAGE):
             self.client.upsert(self.collection, points[start : start + _PAGE], wait=True)
 

@@ -91,11 +91,9 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
         )
         _warn_of_constant_flag(calibration)
         save_calibration(inputs.run.folder, calibration)
-        plot_reliability(
-            inputs.run.folder / "plots" / "probability.png",
-            calibration.reliability,
-            confidence="P(the first hit is right, if the gallery holds a match)",
-        )
+        path = inputs.run.folder / "plots" / "probability.png"
+        axis = "P(the first hit is right, if the gallery holds a match)"
+        plot_reliability(path, calibration.reliability, confidence=axis)
     return calibration
 
 
@@ -114,10 +112,8 @@ def _attainable_targets(options: CalibrationOptions, known: Known, strangers: St
             for name, n in few.items()
         )
         choice = " or ".join(f"--target-{name}" for name in few)
-        warnings.warn(
-            f"few calibration data raise the promised rates: {raised}; give more data, or choose a rate with {choice}",
-            stacklevel=3,
-        )
+        what = f"few calibration data raise the promised rates: {raised}"
+        warnings.warn(f"{what}; give more data, or choose a rate with {choice}", stacklevel=3)
     return replace(targets, **least)
 
 

@@ -1,8 +1,8 @@
 """Copies among the data of a run: an image or text in several splits, under several labels, or twice in one split.
 
 Copies make recall too good, because any network finds a copy of the query. A copy in an OOD set makes AUROC too low,
-because it is no stranger. Exact copies have the same file content or
-text. Near copies, such as resized or recompressed images, have similar perceptual hashes (ImageHash's `phash`).
+because it is no stranger. Exact copies have the same file content or text. Near copies, such as resized or recompressed
+images, have similar perceptual hashes (ImageHash's `phash`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -42,7 +42,6 @@ _LOOK = 0.05  # seconds between checks whether a replaced run has answered its l
 _PATIENCE = 30.0  # seconds for which a reload waits for the last answers of the replaced run
 _LOG = logging.getLogger(__name__)
 _SHOWN = 80
-Count = Callable[[str, str, int, float], None]
 
 
 @dataclass(eq=False)
@@ -59,7 +58,7 @@ class Site:
     name: str
     app: ASGIApp
     max_json: int
-    count: Count
+    count: Callable[[str, str, int, float], None]
     close: Callable[[], object] = bool
     describe: Callable[[], object] = bool
     requests: int = 0

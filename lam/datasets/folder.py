@@ -84,12 +84,7 @@ class FolderImages(Dataset):
 
 
 def splits(
-    *,
-    root: str | Path,
-    seed: int = 0,
-    preprocessing: ImageOptions = None,
-    validation: float = 0.2,
-    test: float = 0.2,
+    *, root: str | Path, seed: int = 0, preprocessing: ImageOptions = None, validation: float = 0.2, test: float = 0.2
 ) -> Splits:
     """Read a folder of images in three disjoint splits.
 

@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_arguments
 from lam.encoders.batches import Batch, HeldOut, as_batches, labelled_batches, split_batch
-from lam.encoders.export import check_example, export_encoder
-from lam.encoders.files import SavedEncoder
+from lam.encoders.files import SavedEncoder, check_example, export_encoder
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.outputs import check_feature_values
 from lam.models.head import ADDED, check_weights, features_and_output

@@ -7,12 +7,10 @@ from torch import nn
 from lam.encoders import files as encoder_files
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncoder
+from lam.encoders.concentration import GaussianEncoder, HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.encoders.dropout import DropoutEncoder
-from lam.encoders.ensemble import EnsembleEncoder
+from lam.encoders.ensemble import DropoutEncoder, EnsembleEncoder
 from lam.encoders.files import SavedEncoder
-from lam.encoders.gaussian import GaussianEncoder
 from lam.encoders.layers import LayersEncoder
 from lam.tuning.ambiguity import Ambiguity
 from lam.utils.registry import check_class, enter

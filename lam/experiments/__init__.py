@@ -15,8 +15,7 @@ from lam.experiments.augmentation_readout import AugmentationReadout
 from lam.experiments.base import Experiment, Outcome
 from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import PosteriorRecovery
-from lam.experiments.report import conduct
-from lam.experiments.sweep import Sweep
+from lam.experiments.report import Sweep, conduct
 from lam.experiments.varcon_accuracy import VarConAccuracy
 from lam.utils.files import read_yaml
 from lam.utils.settings import align, describe, parse_setting, validated

@@ -17,8 +17,8 @@ from lam.experiments.base import SECONDS, Outcome, Progress, check_choices
 from lam.experiments.images import ImageExperiment, pixels_of
 from lam.inputs.corruption import corrupt
 from lam.methods import Aninfonce, Method, Simclr
-from lam.methods.aninfonce import AnInfoNCEStep
 from lam.methods.base import head_of
+from lam.methods.deterministic import AnInfoNCEStep
 from lam.retrieval.metrics.probing import linear_probe
 from lam.training import History, Training
 from lam.training.steps import Step

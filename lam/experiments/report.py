@@ -1,17 +1,114 @@
-"""`conduct`: run an experiment and write its outcome as JSON and as a page."""
+"""`Sweep`: one table of an experiment with several values of some settings; `conduct`: run it and write the outcome."""
 
 import io
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lam.experiments.base import Experiment, Outcome, Plot, Progress
-from lam.experiments.sweep import Sweep
+from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, Row, cell_text
 from lam.utils.files import write_json, write_text
 from lam.utils.pages import figure, rendered
+from lam.utils.summary import summary
+
+SEED = "seed"
+DEVIATIONS = "Standard deviation over seeds"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """An experiment with every combination of the values of some settings.
+
+    The first columns of a row are these values. The seed has no column: tables hold means over seeds, and a further
+    table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. For each
+    numeric setting, curves show every result over the values.
+
+    Attributes:
+        values: values of each setting, by name.
+        experiments: the experiment with each combination, in the order of `itertools.product`.
+    """
+
+    values: Mapping[str, Sequence[Any]]
+    experiments: Sequence[Experiment]
+
+    @property
+    def name(self) -> str:
+        return self.experiments[0].name
+
+    @property
+    def title(self) -> str:
+        return self.experiments[0].title
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Columns that identify a row."""
+        return (*(name for name in self.values if name != SEED), *self.experiments[0].conditions)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings by name; a setting with several values is a list."""
+        return {**self.experiments[0].settings(), **self.values}
+
+    def run(self, progress: Progress) -> Outcome:
+        """Run all experiments in order."""
+        parts: dict[str, list[Row]] = {"": []}
+        plots: dict[str, Plot] = {}
+        notes: dict[str, None] = {}
+        for number, experiment in enumerate(self.experiments, 1):
+            place = f"{number} of {len(self.experiments)}"
+            outcome = experiment.run(lambda what, done, total, at=place: progress(f"{at}, {what}", done, total))
+            values = {name: _cell(getattr(experiment, name)) for name in self.values}
+            for title, rows in {"": outcome.rows, **outcome.tables}.items():
+                parts.setdefault(title, []).extend({**values, **row} for row in rows)
+            at = ", ".join(f"{name} {cell_text(value)}" for name, value in values.items())
+            plots |= {f"{title}; {at}": plot for title, plot in outcome.plots.items()}
+            notes |= dict.fromkeys(outcome.notes)
+        means, tables = parts, {}
+        if SEED in self.values:
+            means = {title: self._over_seeds(rows, "mean") for title, rows in parts.items()}
+            tables = {DEVIATIONS: self._over_seeds(parts[""], "std")}
+        rows = means.pop("")
+        return Outcome(rows, self._curves(rows) | plots, list(notes), means | tables)
+
+    def _over_seeds(self, rows: Sequence[Row], what: str) -> list[Row]:
+        """Means ("mean") or standard deviations ("std") of rows that differ only in the seed."""
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows:
+            groups.setdefault(tuple(row[name] for name in self._conditions_of(row)), []).append(row)
+        over_seeds: list[Row] = []
+        for group in groups.values():
+            found, first = summary(dict(enumerate(group)))[what], group[0]
+            fixed = {name: first[name] for name in self._conditions_of(first)}
+            over_seeds.append({name: fixed.get(name, found.get(name)) for name in first if name != SEED})
+        return over_seeds
+
+    def _conditions_of(self, row: Row) -> list[str]:
+        return [name for name, cell in row.items() if name in self.conditions or isinstance(cell, str)]
+
+    def _curves(self, rows: Sequence[Row]) -> dict[str, Plot]:
+        plots: dict[str, Plot] = {}
+        for setting in (name for name, values in self.values.items() if name != SEED and _are_numbers(values)):
+            curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
+            for row in rows:
+                others = (cell_text(row[name]) for name in self._conditions_of(row) if name != setting)
+                label = ", ".join(others)
+                for name in set(row) - {*self.conditions, SECONDS}:
+                    x, y = row[setting], row[name]
+                    if isinstance(x, float) and isinstance(y, float):
+                        curves.setdefault(name, {}).setdefault(label, []).append((x, y))
+            for name in sorted(curves, key=list(rows[0]).index):
+                plots[f"{name} over {setting}"] = Plot(setting, name, curves[name])
+        return plots
+
+
+def _cell(value: Any) -> str | float | None:
+    """A value of a setting as a cell: a number, or text."""
+    return value if value is None or isinstance(value, str) else float(value) if _are_numbers([value]) else str(value)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def conduct(experiment: Experiment | Sweep, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:

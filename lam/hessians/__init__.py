@@ -1,12 +1,6 @@
 """Curvature of a loss with respect to a network's weights."""
 
-from lam.hessians.last_layer import (
-    diagonal_ggn,
-    ggn_of_batch,
-    ggn_of_dataset,
-    output_curvature,
-    total_output_curvature,
-)
+from lam.hessians.last_layer import diagonal_ggn, ggn_of_batch, ggn_of_dataset, output_curvature, total_output_curvature
 from lam.hessians.losses import (
     CURVATURES,
     AnInfoNCECurvature,
@@ -18,11 +12,9 @@ from lam.hessians.losses import (
     register,
 )
 from lam.hessians.structures.base import Structure, SummedCurvature
-from lam.hessians.structures.diagonal import Diagonal
-from lam.hessians.structures.full import Full
-from lam.hessians.structures.kron import Ekfac, Kron
+from lam.hessians.structures.exact import Diagonal, Full
+from lam.hessians.structures.kron import Ekfac, Kron, LowRank
 from lam.hessians.structures.layers import LayersDiagonal, LayersKron
-from lam.hessians.structures.low_rank import LowRank
 
 __all__ = [
     "CURVATURES",

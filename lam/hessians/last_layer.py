@@ -20,7 +20,7 @@ from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_of_class, 
 from lam.hessians.outputs import check_feature_values, check_layer, outputs
 from lam.hessians.relations import LabelRelation, NeighbourRelation, Related, cost_of
 from lam.hessians.structures.base import Structure, weighted_by_term, with_ones
-from lam.hessians.structures.diagonal import Diagonal
+from lam.hessians.structures.exact import Diagonal
 from lam.pairs.candidates import Candidates
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import Pairs
@@ -231,12 +231,7 @@ def _all_outputs(features: Tensor, weight: Tensor, bias: Tensor | None, curvatur
 
 
 def _cross_terms(
-    relation: Related,
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    progress: bool,
+    relation: Related, features: Tensor, weight: Tensor, bias: Tensor | None, *, progress: bool
 ) -> Float[Tensor, "D F"]:
     """Sum of the cross terms over all positive pairs, by class or by blocks of listed pairs."""
     total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)

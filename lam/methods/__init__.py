@@ -4,14 +4,11 @@ A method is a dataclass of options, such as `Hib(n_samples=4)`, derived from `la
 function is `train(network, dataset, training)`. `METHODS` holds the classes by name; `register` adds another.
 """
 
-from lam.methods.aninfonce import Aninfonce
 from lam.methods.base import Method, Trained
 from lam.methods.concentration import Elk, HibVmf, Mcinfonce
 from lam.methods.deep_ensemble import DeepEnsemble
-from lam.methods.deterministic import Deterministic, McDropout, Norm, Varcon
-from lam.methods.head import LossPrediction, Pfe
-from lam.methods.hib import Hib
-from lam.methods.knn_distance import KnnDistance
+from lam.methods.deterministic import Aninfonce, Deterministic, KnnDistance, McDropout, Norm, Varcon
+from lam.methods.head import Hib, LossPrediction, Pfe
 from lam.methods.laplace_online import LaplaceOnline
 from lam.methods.laplace_posthoc import LaplacePosthoc
 from lam.methods.views import Byol, Simclr, Simsiam, Swav

@@ -1,11 +1,9 @@
 """Gaussian posteriors over weights, by the structure of the covariance."""
 
 from lam.posteriors.base import Posterior
-from lam.posteriors.diagonal import DiagonalPosterior
-from lam.posteriors.full import FullPosterior
-from lam.posteriors.kron import EkfacPosterior, KronPosterior
+from lam.posteriors.exact import DiagonalPosterior, FullPosterior
+from lam.posteriors.kron import EkfacPosterior, KronPosterior, LowRankPosterior
 from lam.posteriors.layers import LayersKronPosterior, LayersPosterior
-from lam.posteriors.low_rank import LowRankPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {
     "diag": DiagonalPosterior,

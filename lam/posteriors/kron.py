@@ -1,4 +1,4 @@
-"""`KronPosterior`, `EkfacPosterior`: Gaussians that are independent along eigenvectors of Kronecker factors."""
+"""Gaussians over a last layer, from Kronecker factors: `KronPosterior`, `EkfacPosterior`, and `LowRankPosterior`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians import Ekfac, Kron, Structure
+from lam.hessians import Ekfac, Kron, LowRank, Structure
 from lam.hessians.structures.base import is_negative
 from lam.posteriors.base import Noise, Posterior, Same, Sampled
 from lam.posteriors.spread import AxisSpread, Spread, share_of, sum_along
@@ -97,3 +97,87 @@ class KronPosterior(EkfacPosterior):
         posterior: Any = super().restored(tensors, settings, **further)
         curvature = posterior.curvature.with_input_eigen(tensors["input_values"], tensors["input_vectors"])
         return replace(posterior, curvature=curvature)
+
+
+@dataclass(frozen=True)
+class LowRankPosterior(Posterior):
+    """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; L and δ are `factor` and `rest` of `lam.hessians.LowRank`.
+
+    Eigenvalue i of relu(h) is b_i. Along its eigenvector, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ
+    with d_i = s b_i δ + α. L has J columns, so Woodbury's identity needs only (J, J) matrices. Q and σ are eigenvectors
+    and eigenvalues of s b_i Lᵀ diag(1/d_i) L. Along eigenvector i, the output has variance
+    Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Computations are in float64.
+    """
+
+    structure = LowRank
+
+    @property
+    def elements_per_item(self) -> int:
+        return 2 * self.theta.shape[1]
+
+    def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        """Noise along the eigenvectors of h; see `EkfacPosterior.noise`."""
+        (noise,) = self._normal(n_samples, [self.theta.shape], generator, torch.float64)
+        return [self.curvature.output_eigen[1].T @ noise]
+
+    def layers_from(self, noise: Noise) -> Sampled:
+        factor, diagonal, (rotated, sigma) = self.curvature.factor, self._diagonal, self._inner
+        deviations = next(iter(noise)).clone()
+        for i, z in enumerate(deviations.unbind(1)):
+            root = (1 + sigma[i]).sqrt()
+            y = (z / diagonal[i].sqrt()) @ factor @ rotated[i] / (root * (root + 1))
+            z.sub_(y @ rotated[i].T @ factor.T / diagonal[i].sqrt()).div_(diagonal[i].sqrt())
+        return self._layers(self.curvature.output_eigen[1] @ deviations)
+
+    def output_spread(self) -> Callable[[Tensor], Spread]:
+        """Variances along the eigenvectors of h."""
+        diagonal, (rotated, sigma), factor = self._diagonal, self._inner, self.curvature.factor
+        scaled = rotated * (1 + sigma[:, None]).rsqrt()
+        axes = self.curvature.output_eigen[1]
+
+        def spread(features: Tensor) -> Spread:
+            inputs = self._inputs(features).double()
+            known = [((inputs / diagonal[i]) @ factor @ scaled[i]).square().sum(1) for i in range(len(scaled))]
+            variances = inputs.square() @ diagonal.reciprocal().T - torch.stack(known, 1)
+            return AxisSpread(variances.clamp(min=0), axes)
+
+        return spread
+
+    def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
+        diagonal, (rotated, sigma), factor = self._diagonal, self._inner, self.curvature.factor
+        along, inputs = slopes @ self.curvature.output_eigen[1], inputs.double()
+        total = inputs.new_zeros(inputs.shape[1])
+        for i, (Q, values) in enumerate(zip(rotated, sigma, strict=True)):
+            z = (along[:, :, i, None] * inputs).sum(0)
+            known = (z / diagonal[i]) @ factor @ Q
+            total += (z.square() / diagonal[i]).sum(1) - (known.square() / (1 + values)).sum(1)
+        return total.clamp(min=0)
+
+    def log_det_precision(self, prior_precision: float) -> float:
+        """Σ_i (Σ_j log d_ij + Σ_k log(1 + σ_ik))."""
+        other = replace(self, prior_precision=prior_precision)
+        return float(other._diagonal.log().sum() + other._inner[1].log1p().sum())
+
+    def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
+        along = self.output_spread()(features.to(self.weight.dtype)).variances.sum(0)  # pyright: ignore
+        return share_of(along, is_negative(self.curvature.output_eigen[0]))
+
+    @property
+    def _scaled(self) -> Float[Tensor, " D"]:
+        """s b_i."""
+        return self.scale * self.curvature.output_eigen[0].relu()
+
+    @property
+    def _diagonal(self) -> Float[Tensor, "D F"]:
+        """Entries d_ij of the diagonal part of the precision."""
+        return self._scaled[:, None] * self.curvature.rest + self.alpha
+
+    @cached_property
+    def _inner(self) -> tuple[Float[Tensor, "D J J"], Float[Tensor, "D J"]]:
+        """√(s b_i) Q and σ for each eigenvector i of h."""
+        factor, parts = self.curvature.factor, []
+        for scaled, diagonal in zip(self._scaled, self._diagonal, strict=True):
+            sigma, Q = torch.linalg.eigh(scaled * (factor.T @ (factor / diagonal[:, None])))
+            parts.append((scaled.sqrt() * Q, sigma.clamp(min=0)))
+        rotated, sigma = zip(*parts, strict=True)
+        return torch.stack(rotated), torch.stack(sigma)

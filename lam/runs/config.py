@@ -73,7 +73,7 @@ class DataConfig:
         options: other options of the data set.
         ood: out-of-distribution sets, the main one first.
         strangers: share of classes in [0, 1) held out of training, so that `lam calibrate` can bound false accepts for
-            unseen classes. By default 0.1 with 20 or more classes, with exceptions: see `lam.datasets.strangers`.
+            unseen classes. By default 0.1 with 20 or more classes, with exceptions: see `lam.datasets.splits`.
         gallery: `classes` if every query has a match, `identities` if a query may lack one. By default `identities` for
             places, faces and data without labels, else `classes`.
         limit: greatest number of items in each split and OOD set, for a quick try.

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from lam import datasets
 from lam.datasets import Dataset, MissingDataError, Splits, Texts
-from lam.datasets.soft_labels import read_soft_labels
-from lam.datasets.strangers import hold_out_classes
+from lam.datasets.published import read_soft_labels
+from lam.datasets.splits import hold_out_classes
 from lam.encoders.base import Encoder
 from lam.gallery.embed import DamagedFiles, is_cut, path_key, read_images, without_damaged, write_damaged
 from lam.gallery.item import metadata_json

@@ -166,13 +166,4 @@ def check_data(dataset: Any, training: Training) -> None:
         )
 
 
-__all__ = [
-    "DivergenceError",
-    "History",
-    "Minibatch",
-    "Step",
-    "Training",
-    "TrainingOptions",
-    "device_of",
-    "train",
-]
+__all__ = ["DivergenceError", "History", "Minibatch", "Step", "Training", "TrainingOptions", "device_of", "train"]

@@ -75,10 +75,7 @@ class VonMisesFisher(Distribution):
     concentration: Float[Tensor, "*B"]
 
     def __init__(
-        self,
-        loc: Float[Tensor, "*#B D"],
-        concentration: Float[Tensor, "*#B"],
-        validate_args: bool | None = None,
+        self, loc: Float[Tensor, "*#B D"], concentration: Float[Tensor, "*#B"], validate_args: bool | None = None
     ) -> None:
         check_floating(loc=loc, concentration=concentration)
         try:
@@ -216,11 +213,7 @@ class VonMisesFisher(Distribution):
 
     @classmethod
     def fit(
-        cls,
-        samples: Float[Tensor, "S *B D"],
-        *,
-        weights: Float[Tensor, " S *B"] | None = None,
-        max_kappa: float = 1e8,
+        cls, samples: Float[Tensor, "S *B D"], *, weights: Float[Tensor, " S *B"] | None = None, max_kappa: float = 1e8
     ) -> "VonMisesFisher":
         """Maximum likelihood fit over the first axis.
 

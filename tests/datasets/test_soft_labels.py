@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lam.datasets.base import MissingDataError
-from lam.datasets.soft_labels import CIFAR10H, read_soft_labels
+from lam.datasets.published import CIFAR10H, read_soft_labels
 from lam.runs.config import DataConfig
 from lam.runs.data import load_data
 from tests.datasets import layouts

@@ -9,7 +9,7 @@ from PIL import Image
 
 from lam import datasets
 from lam.datasets import Splits, TensorImages
-from lam.datasets.strangers import hold_out_classes
+from lam.datasets.splits import hold_out_classes
 
 
 def splits_of(n_classes: int, *, per_class: int = 2) -> Splits:

@@ -11,8 +11,7 @@ from torch import nn
 
 import lam
 from lam import models
-from lam.encoders.export import _Program
-from lam.encoders.files import fingerprint
+from lam.encoders.files import _Program, fingerprint
 from lam.hessians import AnInfoNCECurvature
 from lam.inputs.preprocessing import Preprocessing
 from lam.retrieval import Index

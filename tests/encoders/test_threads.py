@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import lam
-from lam.encoders.dropout import DropoutEncoder
+from lam.encoders.ensemble import DropoutEncoder
 from lam.retrieval.index.faiss_index import Index
 
 N_THREADS = 16

@@ -9,8 +9,7 @@ from torch import nn
 
 import lam
 from lam import models
-from lam.encoders.dropout import DropoutEncoder
-from lam.encoders.ensemble import EnsembleEncoder
+from lam.encoders.ensemble import DropoutEncoder, EnsembleEncoder
 from lam.models.weights import load_weights, own_path
 from tests.encoders.small import fit, make_batches, make_network
 

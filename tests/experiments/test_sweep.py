@@ -11,7 +11,7 @@ import pytest
 from lam.cli import main
 from lam.experiments import Experiment, Sweep, load_experiment
 from lam.experiments.base import SECONDS, Outcome, Plot, Progress
-from lam.experiments.sweep import DEVIATIONS
+from lam.experiments.report import DEVIATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from lam.datasets import TensorImages
 from lam.datasets.augmented import AugmentationOptions, Augmented, ViewsOfKinds
 from lam.losses import AnInfoNCE, SupCon
 from lam.methods import Aninfonce
-from lam.methods.aninfonce import AnInfoNCEStep, rows_of_members
+from lam.methods.deterministic import AnInfoNCEStep, rows_of_members
 from lam.pairs import Mining, Pairs
 from lam.training.steps import Minibatch
 from tests.methods import small_data as small

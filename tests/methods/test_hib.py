@@ -8,10 +8,10 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 import lam
 from lam import models
-from lam.encoders.gaussian import GaussianEncoder
+from lam.encoders.concentration import GaussianEncoder
 from lam.losses.heads import soft_contrastive
-from lam.methods.hib import Hib, HibNetwork, HibStep, divergence_from_unit_gaussian
-from lam.models.uncertainty_head import UncertaintyHead
+from lam.methods.head import Hib, HibNetwork, HibStep, divergence_from_unit_gaussian
+from lam.models.kappa_head import UncertaintyHead
 from lam.pairs.mining import Mining
 from lam.training import DivergenceError, Minibatch
 from tests.methods.small_data import trainer

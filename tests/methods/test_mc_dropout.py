@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.encoders.dropout import DropoutEncoder, mask_of, thinned
+from lam.encoders.ensemble import DropoutEncoder, mask_of, thinned
 from lam.methods import McDropout
 from lam.models import EmbeddingNetwork
 from lam.utils.random import derive_seed

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.models.uncertainty_head import UncertaintyHead
+from lam.models.kappa_head import UncertaintyHead
 from tests.helpers import unchecked
 
 

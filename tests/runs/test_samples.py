@@ -10,7 +10,7 @@ from PIL import Image
 
 from lam import datasets
 from lam.datasets import Dataset, Splits, TensorImages, Texts
-from lam.datasets.strangers import hold_out_classes
+from lam.datasets.splits import hold_out_classes
 from lam.runs.finished import Run
 from lam.runs.samples import COUNT, Sample, draw_samples, read_samples, write_samples
 from lam.utils.files import CorruptFileError, seal

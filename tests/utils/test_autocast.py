@@ -11,15 +11,13 @@ from torch import Tensor, nn
 
 import lam
 from lam import methods
-from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncoder
+from lam.encoders.concentration import GaussianEncoder, HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.ensemble import EnsembleEncoder, align
-from lam.encoders.gaussian import GaussianEncoder
 from lam.hessians import ContrastiveCurvature, Diagonal
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.losses.contrastive import FIXES, SPLITS
 from lam.models.head import features_and_output
-from lam.models.kappa_head import KappaHead
-from lam.models.uncertainty_head import UncertaintyHead
+from lam.models.kappa_head import KappaHead, UncertaintyHead
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior

@@ -22,7 +22,7 @@ from lam.hessians import ContrastiveCurvature
 from lam.methods import Byol, DeepEnsemble, Hib, LaplaceOnline, Pfe, Simclr, Simsiam, Swav
 from lam.methods.laplace_online import OnlineLaplaceStep
 from lam.methods.views import ViewsMethod
-from lam.models.uncertainty_head import UncertaintyHead
+from lam.models.kappa_head import UncertaintyHead
 from lam.pairs.relation import Relation
 from lam.training import History, Minibatch, Step, Training, train
 from lam.utils import distributed
@@ -193,7 +193,7 @@ def pfe_and_hib(**options: Any) -> dict[str, Tensor]:
 
 def steady_heads(folder: Path) -> dict[str, Tensor]:
     """PFE and HIB, both without the statistics of batches."""
-    with patch("lam.methods.head.UncertaintyHead", SteadyHead), patch("lam.methods.hib.UncertaintyHead", SteadyHead):
+    with patch("lam.methods.head.UncertaintyHead", SteadyHead):
         return pfe_and_hib(optimizer="sgd", learning_rate=0.01)
 
 

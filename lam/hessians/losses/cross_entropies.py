@@ -205,13 +205,7 @@ class VarConCurvature(SoftmaxCurvature):
         return self.over(centroids, n, r, counted * positive, counted * (1 - positive))
 
     def over_dataset(
-        self,
-        n: Float[Tensor, "N D"],
-        r: Float[Tensor, "N 1"],
-        relation: Related,
-        *,
-        block_size: int,
-        progress: bool,
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> Softmaxes:
         """Softmaxes over the centroids of the classes of a data set: linear in the number of items."""
         centroids, own = class_centroids(n, relation.labels)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lam.hessians import ContrastiveCurvature, Diagonal
-from lam.posteriors.diagonal import DiagonalPosterior
+from lam.posteriors.exact import DiagonalPosterior
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.distribution import fuse
 from lam.vmf.embeddings import Embeddings

@@ -36,8 +36,7 @@ from lam.hessians import (
     ggn_of_dataset,
     total_output_curvature,
 )
-from lam.hessians.losses.contrastive import FIXES, SPLITS, cross_curvature
-from lam.hessians.losses.outer_products import arccos
+from lam.hessians.losses.contrastive import FIXES, SPLITS, arccos, cross_curvature
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lam.encoders import files as encoder_files
 from lam.encoders.batches import Batch, HashedBatches, HeldOut, as_batches, labelled_batches, split_batch
 from lam.encoders.files import SavedEncoder
-from lam.hessians.outputs import check_feature_values
+from lam.hessians.last_layer import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
 from lam.pairs.pairs import targets_of

@@ -17,7 +17,7 @@ from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_ar
 from lam.encoders.batches import Batch, HeldOut, as_batches, labelled_batches, split_batch
 from lam.encoders.files import SavedEncoder, check_example, export_encoder
 from lam.hessians.accumulate import LastLayerAccumulator
-from lam.hessians.outputs import check_feature_values
+from lam.hessians.last_layer import check_feature_values
 from lam.models.head import ADDED, check_weights, features_and_output
 from lam.models.weights import by_plain_name
 from lam.pairs.pairs import check_labels, targets_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor, directions_of
 from lam.encoders.deterministic import SeededEncoder, TwoHeadedEncoder
-from lam.hessians.outputs import check_feature_values
+from lam.hessians.last_layer import check_feature_values
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead, UncertaintyHead
 from lam.posteriors.base import CHUNK_ELEMENTS

@@ -13,8 +13,8 @@ from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch, HeldOut, item_hashes, spread
 from lam.encoders.deterministic import SeededEncoder
+from lam.hessians.last_layer import check_sphere
 from lam.hessians.losses import CURVATURES, to_settings
-from lam.hessians.outputs import check_sphere
 from lam.losses import Loss
 from lam.losses.base import as_settings, settings_of
 from lam.models.head import find_head

@@ -21,7 +21,7 @@ from lam.encoders.batches import REMEMBERED, Batch, as_batches, item_hashes, spl
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.layers import LayersEncoder
 from lam.hessians.accumulate import LastLayerAccumulator
-from lam.hessians.outputs import check_feature_values, check_kinds, check_sphere
+from lam.hessians.last_layer import check_feature_values, check_kinds, check_sphere
 from lam.hessians.structures.layers import LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer

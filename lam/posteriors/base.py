@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Structure
-from lam.hessians.outputs import check_features
+from lam.hessians.last_layer import check_features
 from lam.posteriors.settings import LEAST_PRIOR, PRIOR_RATIO, check_settings
 from lam.posteriors.spread import Spread, least_variance
 from lam.utils.autocast import without_autocast

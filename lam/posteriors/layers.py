@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from lam.hessians.accumulate import Accumulator
 from lam.hessians.jacobians import flat_weights, jacobian, shape_of, unflat_weights
-from lam.hessians.last_layer import checked_partners
-from lam.hessians.outputs import check_feature_values, directions
+from lam.hessians.last_layer import check_feature_values, checked_partners, directions
 from lam.hessians.structures.base import is_negative
 from lam.hessians.structures.layers import LayersDiagonal, LayersKron
 from lam.models.head import evaluating, items

@@ -19,7 +19,7 @@ from lam.hessians import (
     ggn_of_batch,
 )
 from lam.hessians.jacobians import Dense, Outer, flat_weights, is_matrix, jacobian, unflat_weights
-from lam.hessians.outputs import directions
+from lam.hessians.last_layer import directions
 from lam.models.layers import find_layers, linearised, own_weights
 from lam.pairs import Pairs
 from tests.hessians.networks import NETWORKS, D, N, images, settled

@@ -25,8 +25,7 @@ from lam.hessians import (
     total_output_curvature,
 )
 from lam.hessians.losses.base import BatchItems
-from lam.hessians.losses.contrastive import FIXES, SPLITS
-from lam.hessians.losses.outer_products import positive_arccos, positive_part
+from lam.hessians.losses.contrastive import FIXES, SPLITS, positive_arccos, positive_part
 from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lam.hessians import ContrastiveCurvature, Curvature, Ekfac, Full, Kron, SupConCurvature, ggn_of_batch
-from lam.hessians.outputs import outputs
+from lam.hessians.last_layer import outputs
 from lam.pairs import Pairs
 from tests.hessians.test_last_layer import make
 

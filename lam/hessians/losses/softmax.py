@@ -28,8 +28,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.hessians.losses.base import SliceableItems, SummedByPartners, required
-from lam.hessians.losses.contrastive import BLOCK_ELEMENTS
-from lam.hessians.losses.outer_products import arccos, positive_part
+from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, arccos, positive_part
 from lam.hessians.relations import Related, cost_of
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs

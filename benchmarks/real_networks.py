@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import lam
 from lam.inputs.texts import TextPreprocessing
-from lam.models.network import EmbeddingNetwork
+from lam.models.networks import EmbeddingNetwork
 from lam.utils.extras import install_command
 
 FACE_API = ("@vladmandic/face-api", "1.7.15")

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
-from lam.hessians.last_layer import outputs
 from safetensors.torch import load_file, save_file
 from timing import APART, DEVICE, kept, synchronise, write
 from torch import Tensor
@@ -31,6 +30,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import evaluate
 from lam.hessians import Ekfac, SupConCurvature
 from lam.hessians.accumulate import LastLayerAccumulator, StructureOptions
+from lam.hessians.last_layer import outputs
 from lam.hessians.losses.contrastive import SPLITS
 from lam.methods.fit import fit
 from lam.methods.laplace import Laplace

@@ -102,11 +102,9 @@ def load(
     splits = _call(loader, name, options | own, root=root, seed=seed)
     if not isinstance(splits, Splits):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the loader of {name} must return lam.datasets.Splits, got {type(splits).__name__}")
-    return splits if reads or preprocessing is None else _as_files(splits, Preprocessing.of(preprocessing))
-
-
-def _as_files(splits: Splits, preprocessing: Preprocessing) -> Splits:
-    parts: dict[str, Any] = {}
+    if reads or preprocessing is None:
+        return splits
+    preprocessing, parts = Preprocessing.of(preprocessing), dict[str, Any]()
     for name, part in splits.parts().items():
         if not isinstance(part, TensorImages):
             raise ValueError(f"{part.name} has no images to preprocess: leave preprocessing out")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import data
 
 from lam.inputs import AnyPreprocessing, Preprocessing
-from lam.inputs.thumbnails import SIZE, thumbnail
+from lam.inputs.decoding import THUMBNAIL_SIDE, thumbnail
 from lam.utils.checks import check_at_least, check_tensor, integers
 
 Items = TypeVar("Items", bound="Dataset")
@@ -140,7 +140,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         """The items of the gallery; without `is_query`, all items."""
         return self if self.is_query is None else self.subset((~self.is_query).nonzero().flatten())
 
-    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
         """The preview of an item, with a picture of at most `side` pixels."""
         return Preview(f"{self.name} {index}")
 
@@ -258,7 +258,7 @@ class TensorImages(Dataset):
         images = self.batch(indices).unbind()
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
-    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
         return Preview(f"{self.name} {index}", thumbnail(self.picture(index), side))
 
     def picture(self, index: int) -> Image.Image:
@@ -282,7 +282,7 @@ class ImagesAsFiles(Dataset):
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
         return self.preprocessing(self.images.picture(index)), int(self.labels[index])
 
-    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
         return self.images.preview(index, side=side)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lam.datasets.base import Dataset, ImageOptions, MissingDataError, Preview, labels_of
 from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
+from lam.inputs.decoding import THUMBNAIL_SIDE, thumbnail_of_file
 from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 from lam.utils.checks import first_of
 from lam.utils.notes import Note
 from lam.utils.tables import read_json
@@ -78,7 +78,7 @@ class FolderImages(Dataset):
     def files(self) -> Sequence[Path]:
         return self.paths
 
-    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
         path = str(self.paths[index])
         return Preview(path, thumbnail_of_file(path, side))
 

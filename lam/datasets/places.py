@@ -164,7 +164,12 @@ def splits(
         area = table.columns[name]
     names = sorted(set(area))
     labels = labels_of(area, names)
-    part = _parts_of_column(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)
+    if "split" in table:
+        numbers = {name: number for number, names_of_part in enumerate(PARTS.values()) for name in names_of_part}
+        table.check_choices("split", tuple(numbers))
+        part = torch.tensor([numbers[name.lower()] for name in table.columns["split"]])
+    else:
+        part = _strips(positions, labels, validation=validation, test=test)
     is_query = None
     if "role" in table:
         table.check_choices("role", ("query", "database"))
@@ -248,12 +253,6 @@ def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
     across = radius * latitude.cos()
     up = (1 - e_square) * radius * latitude.sin()
     return torch.stack([across * longitude.cos(), across * longitude.sin(), up], 1)
-
-
-def _parts_of_column(table: Table) -> Int64[Tensor, " N"]:
-    numbers = {name: number for number, names in enumerate(PARTS.values()) for name in names}
-    table.check_choices("split", tuple(numbers))
-    return torch.tensor([numbers[name.lower()] for name in table.columns["split"]])
 
 
 def _strips(

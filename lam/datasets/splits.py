@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from lam.datasets.base import Dataset, Items, Preview, stratified_split
-from lam.inputs.thumbnails import SIZE
+from lam.inputs.decoding import THUMBNAIL_SIDE
 from lam.utils.checks import check_share
 from lam.utils.notes import Note
 
@@ -230,6 +230,6 @@ class JoinedItems(Dataset):
     def files(self) -> Sequence[Path]:
         return [part.files[row] for part, row in self.items if part.files]
 
-    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
         part, row = self.items[index]
         return part.preview(row, side=side)

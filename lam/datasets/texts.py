@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lam.datasets.base import Dataset, MissingDataError, Preview, labels_of, top_up
 from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
+from lam.inputs.decoding import THUMBNAIL_SIDE
 from lam.inputs.texts import MAX_BYTES, TextPreprocessing
-from lam.inputs.thumbnails import SIZE
 from lam.utils.checks import first_of
 from lam.utils.notes import Note
 from lam.utils.tables import Table, is_no_label
@@ -155,7 +155,7 @@ class Texts(Dataset):
         """The texts; in a data set with a gallery, `is_query` follows as one more text."""
         return self.texts if self.is_query is None else (*self.texts, str(self.is_query.tolist()))
 
-    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
         """A preview with the part of the text that fits into an input."""
         text = self.preprocessing.kept(self.texts[index])
         return Preview(self.paths[index], text=text, metadata=self.metadata[index])

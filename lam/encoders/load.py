@@ -7,8 +7,7 @@ from torch import nn
 from lam.encoders import files as encoder_files
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.concentration import GaussianEncoder, HeadEncoder, NeighbourEncoder, NormEncoder
-from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.deterministic import DeterministicEncoder, GaussianEncoder, HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.ensemble import DropoutEncoder, EnsembleEncoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.layers import LayersEncoder

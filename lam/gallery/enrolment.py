@@ -13,7 +13,7 @@ import torch
 from lam.datasets.base import Preview
 from lam.gallery.item import ID_RULE, INDEXED, Images, Item, check_id, metadata_json, normalize_label, number_of, pack
 from lam.gallery.refusal import Refusal
-from lam.inputs.thumbnails import thumbnail_of_file
+from lam.inputs.decoding import thumbnail_of_file
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.embeddings import Embeddings

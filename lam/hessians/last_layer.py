@@ -21,8 +21,7 @@ from lam.hessians.relations import LabelRelation, NeighbourRelation, Related, co
 from lam.hessians.structures.base import Structure, weighted_by_term, with_ones
 from lam.hessians.structures.exact import Diagonal
 from lam.pairs.candidates import Candidates
-from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import Pairs
+from lam.pairs.pairs import Neighbours, Pairs
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_tensor
 

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import check_label_vector
+from lam.pairs.pairs import Neighbours, check_label_vector
 
 
 class Related(ABC):

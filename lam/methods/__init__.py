@@ -6,8 +6,7 @@ function is `train(network, dataset, training)`. `METHODS` holds the classes by 
 
 from lam.methods.base import Method, Trained
 from lam.methods.concentration import Elk, HibVmf, Mcinfonce
-from lam.methods.deep_ensemble import DeepEnsemble
-from lam.methods.deterministic import Aninfonce, Deterministic, KnnDistance, McDropout, Norm, Varcon
+from lam.methods.deterministic import Aninfonce, DeepEnsemble, Deterministic, KnnDistance, McDropout, Norm, Varcon
 from lam.methods.head import Hib, LossPrediction, Pfe
 from lam.methods.laplace_online import LaplaceOnline
 from lam.methods.laplace_posthoc import LaplacePosthoc

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.concentration import HeadEncoder, NormEncoder
-from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.deterministic import DeterministicEncoder, HeadEncoder, NormEncoder
 from lam.losses import ELK, HIB, DistributionLoss, Loss, MCInfoNCE
 from lam.losses.base import as_settings
 from lam.methods.base import Learned, Trained, head_of

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.concentration import GaussianEncoder, HeadEncoder
+from lam.encoders.deterministic import GaussianEncoder, HeadEncoder
 from lam.losses import Loss, SupCon
 from lam.losses.heads import loss_prediction, mutual_likelihood, soft_contrastive
 from lam.methods.base import Learned, Method, Trained, head_of

@@ -187,7 +187,10 @@ class OnlineLaplaceStep(Step):
             h = (scale / 1000 if initial is None else initial) / scale
             self.h = torch.full_like(theta, h, dtype=torch.float32)
         self.h = self.h.to(theta.device)
-        deviation = self._deviation(batch.epoch)
+        # a negative h would make a weight wider than its prior, or its precision negative
+        deviation = (self.options.likelihood_scale * self.h.relu() + self.options.prior_precision).rsqrt()
+        if batch.epoch < self.options.warmup_epochs:
+            deviation = torch.zeros_like(deviation)
         samples: list[Tensor] = []
         embeddings: list[Tensor] = []
         value = torch.zeros((), device=theta.device)
@@ -219,13 +222,6 @@ class OnlineLaplaceStep(Step):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.h = state["h"].clone() if "h" in state else None
         self._steps = int(state["steps"]) if "steps" in state else 0
-
-    def _deviation(self, epoch: int) -> Tensor:
-        h = cast(Tensor, self.h)
-        if epoch < self.options.warmup_epochs:
-            return torch.zeros_like(h)
-        # a negative h would make a weight wider than its prior, or its precision negative
-        return (self.options.likelihood_scale * h.relu() + self.options.prior_precision).rsqrt()
 
     def _update_h(self, features: Tensor, samples: list[Tensor], pairs: list[Pairs], layer: Any) -> None:
         options, h = self.options, cast(Tensor, self.h)

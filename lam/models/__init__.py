@@ -14,9 +14,17 @@ from torch.overrides import TorchFunctionMode
 
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import photographs
-from lam.models.convnets import cifar_resnet, convnet8, convnet28, convnet32, resnet
-from lam.models.libraries import from_timm, from_torchvision
-from lam.models.network import EmbeddingNetwork, Option
+from lam.models.networks import (
+    EmbeddingNetwork,
+    Option,
+    cifar_resnet,
+    convnet8,
+    convnet28,
+    convnet32,
+    from_timm,
+    from_torchvision,
+    resnet,
+)
 from lam.models.photographs import efficientnet_lite0
 from lam.models.sentences import from_sentence_transformers
 from lam.models.weights import by_plain_name, check_state

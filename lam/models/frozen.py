@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from lam.models.network import EmbeddingNetwork, check_dropout
+from lam.models.networks import EmbeddingNetwork, check_dropout
 from lam.models.weights import sha256_of_weights
 from lam.utils.checks import check_choice
 

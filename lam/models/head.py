@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -338,7 +339,8 @@ def check_matrix(output: Any, *, by_name: bool = False) -> None:
 def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
     """Reject a network whose output for an item is random or depends on the other items of the batch."""
     with evaluating(network):
-        norm = next((path for path, module in network.named_modules() if _is_norm_of_batch(module)), None)
+        norms = ((path, each) for path, each in network.named_modules() if isinstance(each, _BatchNorm))
+        norm = next((path for path, each in norms if each.training or each.running_mean is None), None)
         if norm is not None:
             raise ValueError(
                 f"{norm!r} ({type(network.get_submodule(norm)).__name__}) takes mean and variance from the batch, so "
@@ -359,12 +361,6 @@ def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
             "the network's output for an item depends on the other items of its batch: in evaluation mode it must not "
             "draw random numbers, or compute statistics or attention over the batch"
         )
-
-
-def _is_norm_of_batch(module: nn.Module) -> bool:
-    """Whether a module is a batch norm that uses statistics of the batch in evaluation mode, too."""
-    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-    return is_norm and (module.training or module.running_mean is None)
 
 
 def _in_words(output: Any) -> str:

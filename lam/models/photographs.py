@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lam.inputs.preprocessing import Preprocessing
 from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
-from lam.models.network import EmbeddingNetwork
+from lam.models.networks import EmbeddingNetwork
 from lam.models.weights import read_weights
 from lam.utils.extras import install_command
 

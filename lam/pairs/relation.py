@@ -6,8 +6,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from lam.pairs.mining import ALL_PAIRS, MinerName, Mining
-from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import Pairs, check_angle_within, check_not_missing
+from lam.pairs.pairs import Neighbours, Pairs, check_angle_within, check_not_missing
 from lam.utils.checks import check_choice
 
 Scope = Literal["batch", "dataset"]

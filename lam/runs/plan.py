@@ -18,7 +18,7 @@ from lam import models
 from lam.datasets import Dataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders import BayesianEncoder, Encoder
-from lam.encoders.concentration import HeadEncoder
+from lam.encoders.deterministic import HeadEncoder
 from lam.methods.laplace_posthoc import learned_parameters
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits, Texts, docstrings
-from lam.inputs.thumbnails import media_type
+from lam.inputs.decoding import media_type
 from lam.utils.files import MANIFEST, read_json, verify, write_atomically, write_json
 
 FOLDER = "samples"

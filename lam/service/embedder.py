@@ -16,9 +16,8 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut
 from lam.gallery.refusal import busy
 from lam.inputs import Preprocessing, TextPreprocessing
-from lam.inputs.decoding import decode, decoding_bytes, reduction
+from lam.inputs.decoding import decode, decoding_bytes, reduction, thumbnail
 from lam.inputs.parts import TooManyPartsError, check_parts
-from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.index.checks import unit_vectors
 from lam.runs.finished import Run
 from lam.service.errors import ServiceError

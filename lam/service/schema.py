@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from lam.gallery.filters import MAX_FILTER
 from lam.gallery.refusal import Refusal
-from lam.inputs.thumbnails import media_type
+from lam.inputs.decoding import media_type
 from lam.service import models, queries, requests
 from lam.service.bodies import JsonLimits, content_type
 from lam.service.embedder import CONTENT_TYPES

@@ -50,7 +50,7 @@ def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*
         tensor([0.0000, 0.3130], dtype=torch.float64)
     """
     check_parameters(dimension, kappa)
-    return _Ratio.apply(kappa.double(), dimension, False).to(kappa.dtype)
+    return _Function.apply(kappa.double(), dimension, "ratio").to(kappa.dtype)
 
 
 def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -65,7 +65,7 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
         tensor(1.0000e-08)
     """
     check_parameters(dimension, kappa)
-    return _Ratio.apply(kappa.double(), dimension, True).to(kappa.dtype)
+    return _Function.apply(kappa.double(), dimension, "complement").to(kappa.dtype)
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -82,7 +82,7 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
         tensor([2.5000e-01, 1.5000e-16], dtype=torch.float64)
     """
     check_parameters(dimension, kappa)
-    return _Derivative.apply(kappa.double(), dimension).to(kappa.dtype)
+    return _Function.apply(kappa.double(), dimension, "derivative").to(kappa.dtype)
 
 
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
@@ -101,7 +101,8 @@ def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool =
         tensor(0.0796)
     """
     check_parameters(dimension, kappa)
-    return _LogNormalizer.apply(kappa.double(), dimension, scaled).to(kappa.dtype)
+    name = "log_normalizer_scaled" if scaled else "log_normalizer"
+    return _Function.apply(kappa.double(), dimension, name).to(kappa.dtype)
 
 
 def kappa_from_resultant(
@@ -201,7 +202,7 @@ class _Bessel(NamedTuple):
     ratio: Tensor
     complement: Tensor
     derivative: Tensor
-    log_normalizer_scaled: Tensor | None
+    log_normalizer_scaled: Any  # a tensor, or None
 
 
 def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Bessel:
@@ -332,63 +333,34 @@ def _expansion_derivatives() -> list[np.ndarray]:
     return terms
 
 
-class _Derivative(torch.autograd.Function):
-    """A_D'. Its derivative raises an error; otherwise autograd would return 0."""
+_DERIVATIVES = {
+    **{"ratio": (1, "derivative"), "complement": (-1, "derivative")},
+    **{"log_normalizer": (-1, "ratio"), "log_normalizer_scaled": (1, "complement")},
+}
+"""Derivative of each function in kappa: a sign, and the function."""
+
+
+class _Function(torch.autograd.Function):
+    """A field of `_Bessel`, or log C_D; A_D' has no derivative, and autograd would return 0 without the error."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(kappa: Tensor, dimension: int) -> Tensor:
-        return _evaluate(dimension, kappa).derivative
+    def forward(kappa: Tensor, dimension: int, name: str) -> Tensor:
+        bessel = _evaluate(dimension, kappa, normalizer=name.startswith("log"))
+        return bessel.log_normalizer_scaled - kappa if name == "log_normalizer" else getattr(bessel, name)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing to save."""
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
-        raise NotImplementedError("the second derivative of the Bessel ratio is not available; detach the first one")
-
-
-class _Ratio(torch.autograd.Function):
-    """Differentiable A_D or 1 - A_D."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(kappa: Tensor, dimension: int, complement: bool) -> Tensor:
-        bessel = _evaluate(dimension, kappa)
-        return bessel.complement if complement else bessel.ratio
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        kappa, ctx.dimension, ctx.complement = inputs
+        kappa, ctx.dimension, ctx.name = inputs
         ctx.save_for_backward(kappa)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         (grad,), (kappa,) = grad_outputs, ctx.saved_tensors
-        slope = _Derivative.apply(kappa, ctx.dimension)
-        return grad * (-slope if ctx.complement else slope), None, None
-
-
-class _LogNormalizer(torch.autograd.Function):
-    """Differentiable log C_D or log C_D + kappa."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(kappa: Tensor, dimension: int, scaled: bool) -> Tensor:
-        value: Any = _evaluate(dimension, kappa, normalizer=True).log_normalizer_scaled
-        return value if scaled else value - kappa
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        kappa, ctx.dimension, ctx.scaled = inputs
-        ctx.save_for_backward(kappa)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        (grad,), (kappa,) = grad_outputs, ctx.saved_tensors
-        ratio = _Ratio.apply(kappa, ctx.dimension, ctx.scaled)
-        return grad * (ratio if ctx.scaled else -ratio), None, None
+        if ctx.name == "derivative":
+            raise NotImplementedError(
+                "the second derivative of the Bessel ratio is not available; detach the first one"
+            )
+        sign, name = _DERIVATIVES[ctx.name]
+        return grad * (sign * _Function.apply(kappa, ctx.dimension, name)), None, None

@@ -12,8 +12,7 @@ import torch
 
 import lam
 from lam import models
-from lam.encoders.concentration import HeadEncoder
-from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.deterministic import DeterministicEncoder, HeadEncoder
 from lam.encoders.ensemble import EnsembleEncoder
 from lam.inputs import Preprocessing
 from lam.models.kappa_head import KappaHead

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from lam.models.convnets import GeM
-from lam.models.network import EmbeddingNetwork
+from lam.models.networks import EmbeddingNetwork, GeM
 
 N, D = 6, 3
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lam.inputs.thumbnails import thumbnail, thumbnail_of_file
+from lam.inputs.decoding import thumbnail, thumbnail_of_file
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I"])

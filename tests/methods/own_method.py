@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.concentration import ConcentrationEncoder
+from lam.encoders.deterministic import ConcentrationEncoder
 from lam.methods.base import Method, Trained, head_of
 from lam.training import Training
 

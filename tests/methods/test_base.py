@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 from lam import losses
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import at_least_float32
-from lam.encoders.concentration import NormEncoder
-from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.deterministic import DeterministicEncoder, NormEncoder
 from lam.methods import DeepEnsemble, Deterministic, find
 from lam.methods.base import Trained, head_of
 from lam.pairs.relation import Relation

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import lam
 from lam.datasets import TensorImages
-from lam.encoders.concentration import HeadEncoder, NormEncoder
+from lam.encoders.deterministic import HeadEncoder, NormEncoder
 from lam.losses import MCInfoNCE, SupCon, build
 from lam.methods import Aninfonce, Elk, HibVmf, LossPrediction, Mcinfonce, Method, Varcon
 from lam.models.kappa_head import KappaHead

@@ -5,7 +5,7 @@ from torch import nn
 
 import lam
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.encoders.concentration import NeighbourEncoder
+from lam.encoders.deterministic import NeighbourEncoder
 from lam.methods import KnnDistance
 from lam.methods.base import reference_inputs
 from lam.vmf import KAPPA_RANGE, bessel_ratio, bessel_ratio_complement

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lam.encoders.concentration import NormEncoder
+from lam.encoders.deterministic import NormEncoder
 from lam.methods import Norm
 from lam.vmf import KAPPA_RANGE, bessel_ratio
 from tests.methods import small_data as small

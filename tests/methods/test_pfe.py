@@ -10,7 +10,7 @@ from torch import nn
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
-from lam.encoders.concentration import GaussianEncoder
+from lam.encoders.deterministic import GaussianEncoder
 from lam.losses.heads import mutual_likelihood
 from lam.methods.head import HeadStep, Pfe, loss_of_head
 from lam.models.kappa_head import UncertaintyHead
@@ -157,7 +157,7 @@ def test_embeddings_are_those_of_samples_written_out_by_hand(unit_mean):
 def test_many_items_are_taken_in_chunks_without_a_change(monkeypatch):
     encoder, images = make_encoder(), make_data().batch(torch.arange(12))
     whole = encoder.predict(images, n_samples=20, joint=True)
-    monkeypatch.setattr("lam.encoders.concentration.CHUNK_ELEMENTS", 5 * 20 * 3)
+    monkeypatch.setattr("lam.encoders.deterministic.CHUNK_ELEMENTS", 5 * 20 * 3)
     chunked = encoder.predict(images, n_samples=20, joint=True)
     torch.testing.assert_close(chunked.embeddings.kappa, whole.embeddings.kappa, rtol=1e-4, atol=0)
     torch.testing.assert_close(chunked.samples, whole.samples)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import lam
 from lam import losses, models
 from lam.datasets import TensorImages
-from lam.encoders.concentration import HeadEncoder
-from lam.encoders.deterministic import DeterministicEncoder
+from lam.encoders.deterministic import DeterministicEncoder, HeadEncoder
 from lam.methods import Aninfonce, Byol, Simclr, Simsiam, Swav, Training
 from lam.methods.concentration import DistributionNetwork
 from lam.methods.views import follow

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.models.convnets import GeM
+from lam.models.networks import GeM
 from tests.helpers import unchecked
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import lam
 from lam import models
-from lam.models.convnets import GeM, resnet
 from lam.models.head import features_and_output, find_head
+from lam.models.networks import GeM, resnet
 from tests.helpers import unchecked
 
 DROPPING = {

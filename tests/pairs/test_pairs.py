@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import Pairs, check_labels
+from lam.pairs.pairs import Neighbours, Pairs, check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import PlaceRelevance, relevance_of
 from tests.helpers import unchecked

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from lam.inputs.decoding import thumbnail
 from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.thumbnails import thumbnail
 from lam.service.embedder import read_image
 from lam.service.errors import ServiceError
 from lam.service.settings import ServiceSettings

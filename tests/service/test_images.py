@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from PIL import Image, PngImagePlugin
 
+from lam.inputs.decoding import media_type, thumbnail
 from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.thumbnails import media_type, thumbnail
 from lam.service.embedder import read_image
 from lam.service.errors import ServiceError
 from lam.service.settings import ServiceSettings

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lam import losses, models
-from lam.models.network import EmbeddingNetwork
+from lam.models.networks import EmbeddingNetwork
 from lam.training import Training, train
 from lam.utils.files import write_tensors
 from tests.killing import kill_again_and_again

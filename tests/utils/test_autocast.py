@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lam
 from lam import methods
-from lam.encoders.concentration import GaussianEncoder, HeadEncoder, NeighbourEncoder, NormEncoder
+from lam.encoders.deterministic import GaussianEncoder, HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.ensemble import EnsembleEncoder, align
 from lam.hessians import ContrastiveCurvature, Diagonal
 from lam.hessians.accumulate import LastLayerAccumulator

@@ -21,7 +21,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, reduce
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Shaped
@@ -248,16 +248,12 @@ class Softmaxes(SliceableItems):
 
     def _moments(self, second: Callable[[Tensor, Tensor], Tensor]) -> tuple[Moments, Tensor]:
         """Sums over all candidates, and the sum of `second(ω, g)`."""
-        parts = (self._moments_of(*part, second) for part in self.derivatives())
-        *moments, total = reduce(lambda one, other: [x + y for x, y in zip(one, other, strict=True)], parts)
-        return Moments(*moments), total
-
-    def _moments_of(
-        self, block: Block, derivatives: Derivatives, second: Callable[[Tensor, Tensor], Tensor]
-    ) -> list[Tensor]:
-        g, (weights, *others) = self.gradients[block.columns], derivatives
-        moments = [weights @ g.square(), (weights * block.along) @ g, *(other @ g for other in others)]
-        return [part.to(self.r) for part in (*moments, second(weights, g))]
+        sums: list[Any] = [0] * 6
+        for block, (weights, *others) in self.derivatives():
+            g = self.gradients[block.columns]
+            parts = weights @ g.square(), (weights * block.along) @ g, *(other @ g for other in others)
+            sums = [total + part.to(self.r) for total, part in zip(sums, (*parts, second(weights, g)), strict=True)]
+        return Moments(*sums[:-1]), sums[-1]
 
     def _diagonal(self) -> Float[Tensor, "N D"]:
         n, r = self.n.to(self.r), self.r

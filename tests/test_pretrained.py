@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import lam
 from lam import models
-from lam.methods.added_head import train_layer, whitening_layer
+from lam.methods.laplace import train_layer, whitening_layer
 from lam.models.head import ADDED
 from lam.pairs.relation import Relation
 from lam.retrieval.metrics.reference import Reference
@@ -391,7 +391,7 @@ def test_data_that_a_layer_cannot_be_trained_on_are_refused(features: Tensor, la
 
 
 def test_the_epoch_is_chosen_on_held_out_items_where_they_form_pairs(monkeypatch: pytest.MonkeyPatch):
-    from lam.methods import added_head
+    from lam.methods import laplace
 
     seen: list[tuple[int, bool]] = []
 
@@ -401,7 +401,7 @@ def test_the_epoch_is_chosen_on_held_out_items_where_they_form_pairs(monkeypatch
             with torch.no_grad():
                 assert training.validate(network) <= 0
 
-    monkeypatch.setattr(added_head, "train", train)
+    monkeypatch.setattr(laplace, "train", train)
     for count in (200, 8):
         train_layer(torch.randn(count, 4), torch.arange(count) % 2, Relation(), margin=0.7)
     assert seen == [(180, True), (8, False)]

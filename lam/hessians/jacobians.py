@@ -5,7 +5,6 @@ each of U output channels and a column for each of F inputs; the last column is 
 are the n entries of this matrix in one vector. The weights of any other layer are its parameters in one vector.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,43 +19,30 @@ _CACHED = 1 << 14
 """Columns of a Jacobian that a CPU multiplies at once; they fit in its cache, so large layers are 3 times faster."""
 
 
-class Jacobian(ABC):
-    """Jacobians J_a of N items: derivatives of an item's D outputs with respect to the n weights of a layer."""
-
-    @abstractmethod
-    def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """Diagonal of Σ_a J_aᵀ H_a J_a over the items a. Each item has T matrices H_a; each gives one row."""
-
-    @abstractmethod
-    def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ for variances v; float64 keeps the result positive semi-definite."""
-
-    @abstractmethod
-    def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
-        """J_a δ, for S deviations δ of the weights."""
-
-
 @dataclass(frozen=True)
-class Dense(Jacobian):
-    """The Jacobians of any layer as one tensor."""
+class Dense:
+    """Jacobians J_a of N items as one tensor: derivatives of an item's D outputs in the n weights of any layer."""
 
     J: Float[Tensor, "N D n"]
 
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
+        """Diagonal of Σ_a J_aᵀ H_a J_a over the items a. Each item has T matrices H_a; each gives one row."""
         parts = self.J.split(_CACHED, 2) if self.J.device.type == "cpu" else (self.J,)
         each = matrices.to(self.J).unbind(1)
         return torch.cat([torch.stack([((H @ part) * part).sum((0, 1)) for H in each]) for part in parts], 1)
 
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
+        """J_a diag(v) J_aᵀ for variances v; float64 keeps the result positive semi-definite."""
         return _squared(self.J * variances.sqrt())
 
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
+        """J_a δ, for S deviations δ of the weights."""
         return (self.J.flatten(0, 1) @ deviations.T).T.unflatten(1, self.J.shape[:2])
 
 
 @dataclass(frozen=True)
-class Outer(Jacobian):
-    """Jacobians g_a ⊗ φ_a for a matrix that is applied at one place only; stored as factors."""
+class Outer:
+    """As `Dense`: Jacobians g_a ⊗ φ_a for a matrix that is applied at one place only; stored as factors."""
 
     slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's outputs
     inputs: Float[Tensor, "N F"]  # φ
@@ -143,7 +129,7 @@ def jacobian(
     inputs: Float[Tensor, "N ..."],
     slopes: Float[Tensor, "N D ..."],
     basis: tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]] | None = None,
-) -> Jacobian:
+) -> Dense | Outer:
     """Jacobians of a network's outputs with respect to the weights of a layer.
 
     Args:

@@ -1,6 +1,5 @@
 """The pairs of a whole data set, from labels or from lists of neighbours, without a matrix of all pairs."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -10,35 +9,16 @@ from torch import Tensor
 from lam.pairs.pairs import Neighbours, check_label_vector
 
 
-class Related(ABC):
-    """The positive and negative pairs among N items."""
+class LabelRelation:
+    """The pairs among N items: items with the same label are positive pairs, all others negative pairs.
 
-    size: int  # N
-    n_positives: int  # ordered positive pairs
-    n_negatives: int  # ordered negative pairs
-    n_matched: int  # items with a positive pair
-    order: Int[Tensor, " N"]  # order of the items for the blocks of `exclude`
-    labels: Int[Tensor, " N"] | None = None
-
-    @abstractmethod
-    def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
-        """For each item, the number of its positive partners and the sum of their rows of n, in float64."""
-
-    @abstractmethod
-    def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Set block `t` (items in `order`) to 0 except at negative pairs; return whether it may hold negative pairs."""
-
-    @abstractmethod
-    def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
-        """Masks of the positive and the negative pairs of a block, in the original order of the items."""
-
-    @abstractmethod
-    def positive_blocks(self, size: int) -> Sequence[Tensor]:
-        """Blocks that cover the positive pairs: the (n,) items of a class, or ≤ `size` unordered pairs (n, 2)."""
-
-
-class LabelRelation(Related):
-    """Items with the same label are positive pairs, all others negative pairs. `order` sorts the items by label."""
+    Attributes:
+        size: N.
+        n_positives, n_negatives: numbers of ordered pairs.
+        n_matched: number of items with a positive pair.
+        order: (N,) order of the items for the blocks of `exclude`, by label.
+        labels: (N,).
+    """
 
     def __init__(self, labels: Int[Tensor, " N"]) -> None:
         check_label_vector(labels)
@@ -52,11 +32,13 @@ class LabelRelation(Related):
         self.n_matched = int(self._sizes[self._sizes > 1].sum())
 
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
+        """For each item, the number of its positive partners and the sum of their rows of n, in float64."""
         n = n.double()
         totals = n.new_zeros(len(self._sizes), n.shape[1]).index_add_(0, self._class, n)
         return (self._sizes[self._class] - 1).double()[:, None], totals[self._class] - n
 
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
+        """Set block `t` (items in `order`) to 0 except at negative pairs; return whether it may hold negative pairs."""
         left, right = self._sorted[rows], self._sorted[columns]
         if left[-1] < right[0]:  # sorted labels: the block holds only negative pairs
             return True
@@ -64,16 +46,20 @@ class LabelRelation(Related):
         return not (left[0] == left[-1] == right[0] == right[-1])
 
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
+        """Masks of the positive and the negative pairs of a block, in the original order of the items."""
         positive = self._class[rows, None] == self._class[columns]
         negative = ~positive
         return _without_itself(positive, rows, columns), negative
 
     def positive_blocks(self, size: int) -> Sequence[Tensor]:
+        """Blocks that cover the positive pairs: the (n,) items of a class, or ≤ `size` unordered pairs (n, 2)."""
         return self.order.split(self._sizes.tolist())
 
 
-class NeighbourRelation(Related):
-    """Near pairs are listed, as positive or as neither positive nor negative; all other pairs are negative."""
+class NeighbourRelation:
+    """As `LabelRelation`, with lists of near pairs, positive or neither positive nor negative; others are negative."""
+
+    labels = None
 
     def __init__(self, neighbours: Neighbours) -> None:
         self.size = size = neighbours.size
@@ -106,6 +92,9 @@ class NeighbourRelation(Related):
 
     def positive_blocks(self, size: int) -> Sequence[Tensor]:
         return self._unordered.split(size)
+
+
+Related = LabelRelation | NeighbourRelation
 
 
 def cost_of(n_pairs: int, n_bytes: int) -> str:

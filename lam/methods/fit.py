@@ -24,8 +24,7 @@ from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.last_layer import check_feature_values, check_kinds, check_sphere
 from lam.hessians.structures.layers import LayersCurvature
 from lam.inputs import AnyPreprocessing
-from lam.methods.added_head import train_layer
-from lam.methods.laplace import Laplace
+from lam.methods.laplace import Laplace, train_layer
 from lam.models.head import ADDED, default_head, evaluating, features_and_output, find_head, probe_output
 from lam.models.layers import elements_of_pass, find_layers, own_weights
 from lam.models.layers import n_items as count_items

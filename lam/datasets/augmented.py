@@ -221,20 +221,17 @@ class TwoViews(_ViewsOfImages):
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
         items = super().__getitems__(indices)
         numbers = 2 * [*indices]
-        return [(self._noisy(self._jittered(image)), number) for (image, _), number in zip(items, numbers, strict=True)]
+        return [(self._changed(image), number) for (image, _), number in zip(items, numbers, strict=True)]
 
-    def _noisy(self, image: Tensor) -> Tensor:
-        if not self.noise:
-            return image
-        return image + self.noise * torch.rand(()) * image.std() * torch.randn_like(image)
-
-    def _jittered(self, image: Tensor) -> Tensor:
-        if not self.jitter:
-            return image
-        contrast, brightness = (2 * torch.rand(2) - 1) * self.jitter
-        centre = image.mean()
-        spread = (image - centre).square().mean().sqrt()
-        return centre + (1 + contrast) * (image - centre) + brightness / 2 * spread
+    def _changed(self, image: Tensor) -> Tensor:
+        if self.jitter:
+            contrast, brightness = (2 * torch.rand(2) - 1) * self.jitter
+            centre = image.mean()
+            spread = (image - centre).square().mean().sqrt()
+            image = centre + (1 + contrast) * (image - centre) + brightness / 2 * spread
+        if self.noise:
+            image = image + self.noise * torch.rand(()) * image.std() * torch.randn_like(image)
+        return image
 
 
 class ViewsOfKinds(_ViewsOfImages):

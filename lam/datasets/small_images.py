@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class SmallImages:
         files: names of the files of each published split.
         below: sub-folders of a root that are searched for the files, too.
         read: maps the files of a split to images (N, C, H, W) and labels (N,).
-        fetch: downloads the files of a split ("train" or "test") to a folder.
+        fetch: downloads the files of a split ("train" or "test") to a folder, by torchvision.datasets.
     """
 
     source: Source
@@ -52,7 +53,7 @@ class SmallImages:
     files: dict[str, tuple[str, ...]]
     below: tuple[str, ...]
     read: Callable[[list[Path]], tuple[Tensor, Tensor]]
-    fetch: Callable[[str, Path], None]
+    fetch: Callable[[Any, str, str], object]
 
     def splits(
         self, *, root: str | Path | None = None, seed: int = 0, validation: int = 5000, download: bool = False
@@ -91,8 +92,10 @@ class SmallImages:
     def _download(self, part: str, root: Path) -> None:
         if str(root) == self.source.system_root:
             raise MissingDataError(f"{self.source.name}: download=True needs a folder for the files, root=<folder>")
+        from torchvision import datasets
+
         try:
-            self.fetch(part, root)
+            self.fetch(datasets, part, str(root))
         except (OSError, RuntimeError) as error:
             raise MissingDataError(
                 f"torchvision could not download {self.source.name} to {root}: {error}. {self.source.advice}"
@@ -176,23 +179,9 @@ def _read_svhn(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Ten
     return images, torch.from_numpy(target.astype(np.int64)) % 10
 
 
-def _fetch_cifar(part: str, root: Path) -> None:
-    from torchvision.datasets import utils
-
-    utils.download_and_extract_archive(_CIFAR_URL, str(root), md5=_CIFAR_MD5)
-
-
-def _fetch_svhn(part: str, root: Path) -> None:
-    from torchvision.datasets import SVHN
-
-    SVHN(str(root), split=part, download=True)
-
-
 def _images(torchvision_name: str, classes: tuple[str, ...], source: Source) -> SmallImages:
-    def fetch(part: str, root: Path) -> None:
-        from torchvision import datasets
-
-        getattr(datasets, torchvision_name)(str(root), train=True, download=True)
+    def fetch(datasets: Any, part: str, root: str) -> None:
+        getattr(datasets, torchvision_name)(root, train=True, download=True)
 
     return SmallImages(source, classes, _FILES, (f"{torchvision_name}/raw",), _read_pair, fetch)
 
@@ -230,7 +219,7 @@ cifar10 = SmallImages(
     files={"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
     below=("cifar-10-batches-bin",),
     read=_read_cifar,
-    fetch=_fetch_cifar,
+    fetch=lambda datasets, _, root: datasets.utils.download_and_extract_archive(_CIFAR_URL, root, md5=_CIFAR_MD5),
 )
 
 svhn = SmallImages(
@@ -243,5 +232,5 @@ svhn = SmallImages(
     files={"train": ("train_32x32.mat",), "test": ("test_32x32.mat",)},
     below=(),
     read=_read_svhn,
-    fetch=_fetch_svhn,
+    fetch=lambda datasets, part, root: datasets.SVHN(root, split=part, download=True),
 )

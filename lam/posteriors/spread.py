@@ -16,12 +16,7 @@ of a zero output random directions; variances of posteriors are far larger."""
 
 
 class Spread(ABC):
-    """The (D, D) covariance of the output of each of N items."""
-
-    @property
-    @abstractmethod
-    def covariance(self) -> Float[Tensor, "N D D"]:
-        """The covariance matrices."""
+    """The `covariance` (N, D, D) of the outputs of N items."""
 
     @property
     @abstractmethod
@@ -89,19 +84,15 @@ class AxisSpread(Spread):
 class FullSpread(Spread):
     """Arbitrary covariances."""
 
-    matrices: Float[Tensor, "N D D"]  # float64
-
-    @property
-    def covariance(self) -> Float[Tensor, "N D D"]:
-        return self.matrices
+    covariance: Float[Tensor, "N D D"]  # float64
 
     @property
     def variance(self) -> Float[Tensor, "N D"]:
-        return self.matrices.diagonal(dim1=1, dim2=2)
+        return self.covariance.diagonal(dim1=1, dim2=2)
 
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
         least = least[:, 0] + 1e-14 * self.total  # rounding could leave a singular covariance without a Cholesky factor
-        factor = torch.linalg.cholesky(self.matrices + torch.diag_embed(least[:, None].expand_as(self.variance)))
+        factor = torch.linalg.cholesky(self.covariance + torch.diag_embed(least[:, None].expand_as(self.variance)))
         return torch.einsum("nij,sj->sni", factor, noise[:, 0])
 
 

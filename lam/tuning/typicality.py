@@ -121,7 +121,8 @@ class Typicality(TensorRecord):
             return torch.cat([self.scores(part) for part in features.split(_BLOCK)])
         components = Components(self.centre, self.axes)
         distance = nearest_distance(components(features), (self.reference, self.rest))
-        return torch.stack([distance, unusual(shape_of(features), self.shape_mean, self.shape_whitening)], 1)
+        unusual = ((shape_of(features) - self.shape_mean) @ self.shape_whitening).norm(dim=1)  # a Mahalanobis distance
+        return torch.stack([distance, unusual], 1)
 
 
 def p_known(
@@ -161,13 +162,6 @@ def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
     length = features.double().norm(dim=1).clamp(min=_LEAST)
     evenness = (features.double().abs().sum(1) / length).clamp(min=_LEAST)
     return torch.stack([length.log(), evenness.log(), (features <= 0).double().mean(1)], 1)
-
-
-def unusual(
-    shape: Float[Tensor, "N 3"], mean: Float[Tensor, "3"], whitening: Float[Tensor, "3 3"]
-) -> Float[Tensor, " N"]:
-    """Mahalanobis distance of each shape from the mean shape of known items."""
-    return ((shape - mean) @ whitening).norm(dim=1)
 
 
 def learn_typicality(

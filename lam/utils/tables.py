@@ -81,8 +81,13 @@ class Table:
                 or the file is of another kind, damaged, or unpacks to over 1 GiB.
         """
         form = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
-        if form in _OBJECTS:
-            table = cls._of_objects(path, *_OBJECTS[form](path))
+        if form == ".json":
+            rows = read_json(path)
+            table = cls._of_objects(path, "object", dict(enumerate(rows, 1)) if isinstance(rows, list) else None)
+        elif form in (".jsonl", ".ndjson"):
+            table = cls._of_objects(path, "line", _jsonl_rows(path))
+        elif form == ".parquet":
+            table = cls._of_objects(path, "row", dict(enumerate(parquet_rows(path), 1)))
         elif form == ".xlsx":
             sheet = xlsx_rows(path)
             table = cls._of_rows(path, [(number, list(map(_cell, row))) for number, row in sheet], "row")
@@ -286,22 +291,13 @@ def read_json(path: Path) -> object:
         )
 
 
-def _json_rows(path: Path) -> tuple[str, object]:
-    rows = read_json(path)
-    return "object", dict(enumerate(rows, 1)) if isinstance(rows, list) else None
-
-
-def _jsonl_rows(path: Path) -> tuple[str, object]:
+def _jsonl_rows(path: Path) -> dict[int, object]:
     with _open_text(path) as stream:
-        return "line", {
+        return {
             line: _parse_json(text, f"{path} is no valid JSON Lines file, line {line}")
             for line, text in enumerate(stream, 1)
             if text.strip()
         }
-
-
-def _parquet_rows(path: Path) -> tuple[str, object]:
-    return "row", dict(enumerate(parquet_rows(path), 1))
 
 
 def _parse_json(text: str, refusal: str) -> object:
@@ -325,9 +321,6 @@ def _json(value: object) -> Any:
     if isinstance(value, list | dict):
         return json.loads(_cell(value))
     return value if isinstance(value, int | float) and math.isfinite(value) else _cell(value)
-
-
-_OBJECTS = {".json": _json_rows, ".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}
 
 
 _LOG = logging.getLogger(__name__)

@@ -154,7 +154,14 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
             raise ValueError(f"indices must be from 0 to {len(self) - 1}, got {int(positions[outside[0]])}")
         part = copy.copy(self)
         for name in self._per_item:
-            setattr(part, name, _at(getattr(self, name), positions))
+            values = getattr(self, name)
+            if isinstance(values, Tensor):
+                values = values[positions]
+            elif isinstance(values, Dataset):
+                values = values.subset(positions)
+            elif values is not None:
+                values = tuple(values[row] for row in positions.tolist())
+            setattr(part, name, values)
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
@@ -180,14 +187,6 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
             if len(drawn) >= n:
                 break
         return top_up(drawn, n, len(self), generator)
-
-
-def _at(values: Any, positions: Int64[Tensor, " R"]) -> Any:
-    if values is None:
-        return None
-    if isinstance(values, Tensor):
-        return values[positions]
-    return values.subset(positions) if isinstance(values, Dataset) else tuple(values[row] for row in positions.tolist())
 
 
 def labels_of(names: Iterable[str], classes: Iterable[str]) -> Int64[Tensor, " N"]:

@@ -39,6 +39,8 @@ _SYSTEM = frozenset(
 _OF_SYSTEM = "are of the system"  # a reason for leaving files out
 _NO_IMAGE = "do not have the suffix of an image"
 
+_COCO_LISTS = ("images", "annotations", "categories")
+
 
 class FolderImages(Dataset):
     """Images on disk, decoded and preprocessed whenever they are read.
@@ -287,9 +289,6 @@ def _images(classes: Mapping[str, Sequence[Path]], names: list[str], preprocessi
     paths = [path for files in classes.values() for path in files]
     labels = labels_of((label for label, files in classes.items() for _ in files), names)
     return FolderImages(paths, labels, name="folder", classes=names, preprocessing=preprocessing)
-
-
-_COCO_LISTS = ("images", "annotations", "categories")
 
 
 def coco_file(folder: Path) -> Path | None:

@@ -38,6 +38,11 @@ from lam.datasets.published import SIZE, Annotations, Source, read_lines, read_m
 from lam.datasets.splits import Splits
 from lam.inputs.preprocessing import Preprocessing
 
+_IMAGES, _LABELS, _CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"
+_ONE_FILE = "cars_annos.mat"
+_META = "devkit/cars_meta.mat"
+_KIT = {"cars_train": "devkit/cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
+
 
 @dataclass(frozen=True)
 class HalvedClasses:
@@ -79,9 +84,6 @@ class HalvedClasses:
         return Splits(**split_by_class(images, is_test, validation=validation, seed=seed))
 
 
-_IMAGES, _LABELS, _CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"
-
-
 def _bird_annotations(source: Source, root: str | Path | None) -> Annotations:
     folder = source.folder(root, needed=(_IMAGES, _LABELS, _CLASSES, "images"), below=("CUB_200_2011",))
     names, label_of, classes = (_read_names(folder / file) for file in (_IMAGES, _LABELS, _CLASSES))
@@ -113,11 +115,6 @@ birds = HalvedClasses(
     ),
     _bird_annotations,
 )
-
-
-_ONE_FILE = "cars_annos.mat"
-_META = "devkit/cars_meta.mat"
-_KIT = {"cars_train": "devkit/cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
 
 
 def _car_annotations(source: Source, root: str | Path | None) -> Annotations:

@@ -39,6 +39,10 @@ CELL = 7.0
 
 _NEAREST = 4  # number of database images that `limit` draws with each query
 
+_METRES = (("x", "y"), ("easting", "northing"))
+_DEGREES = ("lat", "lon")
+_EQUATOR, _FLATTENING = 6378137.0, 1 / 298.257223563  # WGS 84
+
 
 class PlaceImages(FolderImages):
     """N photographs with positions; an item is an image and its target (see `targets`).
@@ -124,11 +128,6 @@ def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None) -> N
     for values, is_invalid, rule in checks:
         for index in is_invalid.nonzero().flatten().tolist():
             raise ValueError(f"{rule}, got {values[index].tolist()} for {paths[index]}")
-
-
-_METRES = (("x", "y"), ("easting", "northing"))
-_DEGREES = ("lat", "lon")
-_EQUATOR, _FLATTENING = 6378137.0, 1 / 298.257223563  # WGS 84
 
 
 def splits(

@@ -22,6 +22,8 @@ from lam.utils.checks import check_distributions, first_of
 SIZE = 227
 """Default side of photographs in pixels, as in Warburg et al. (2023)."""
 
+CIFAR10H = "cifar10h-probs.npy"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -154,9 +156,6 @@ def read_mat(path: Path, *names: str) -> list[Any]:
     if absent := [name for name in names if name not in variables]:
         raise ValueError(f"{path} has no variable {', '.join(absent)}; get it again")
     return [variables[name] for name in names]
-
-
-CIFAR10H = "cifar10h-probs.npy"
 
 
 def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:

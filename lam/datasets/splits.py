@@ -26,6 +26,9 @@ PARTS = {
 
 _LEAST_TRAINED_ON = 5  # least number of training items for a run
 
+SHARE, LEAST_CLASSES = 0.1, 20
+"""The default share of held-out classes, and the least number of classes for it."""
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -161,10 +164,6 @@ def fraction_of(n: int, fraction: float, *, name: str) -> int:
     """Number of items in a fraction of n, at least one."""
     check_share(name, fraction)
     return max(1, round(n * fraction))
-
-
-SHARE, LEAST_CLASSES = 0.1, 20
-"""The default share of held-out classes, and the least number of classes for it."""
 
 
 def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -> Splits:

@@ -21,6 +21,9 @@ A dictionary may hold targets under `labels` or `label`, as in Hugging Face data
 become tensors.
 """
 
+REMEMBERED = 64
+"""Greatest number of training items that an encoder remembers."""
+
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
     """Inputs and targets of a batch; the targets are None if the batch has none."""
@@ -128,10 +131,6 @@ class HeldOut:
     def relevance(self, relation: Relation, targets: Tensor) -> Relevance:
         """The items that match each query; errors as in `lam.pairs.relevance.relevance_of`."""
         return relevance_of(relation, targets, is_query=self.is_query, relevant_within=self.relevant_within)
-
-
-REMEMBERED = 64
-"""Greatest number of training items that an encoder remembers."""
 
 
 def item_hashes(inputs: Any, targets: Any = None) -> list[int]:

@@ -26,6 +26,9 @@ from lam.vmf.resultant import projected_resultant
 
 Same = TypeVar("Same", bound="TwoHeadedEncoder")
 
+_MOST = 80.0
+"""Greatest log variance, so that float32 holds the sum of the variances."""
+
 
 class DeterministicEncoder(Encoder):
     """Embed without uncertainty: for every input, κ is the upper end of `KAPPA_RANGE`, and the variance is 0.
@@ -203,10 +206,6 @@ class NeighbourEncoder(ConcentrationEncoder):
         return kappa_from_resultant(
             cosine, self.dimension, one_minus_resultant=distance.clamp(max=1), max_kappa=KAPPA_RANGE[1]
         )
-
-
-_MOST = 80.0
-"""Greatest log variance, so that float32 holds the sum of the variances."""
 
 
 class GaussianEncoder(TwoHeadedEncoder):

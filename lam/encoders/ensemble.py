@@ -31,6 +31,8 @@ ROUNDS = 10
 SETTLED = 1e-6
 """An alignment ends when a round raises the mean squared resultant length by at most this."""
 
+Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
+
 
 class EnsembleEncoder(Encoder):
     """Embed by M networks.
@@ -135,9 +137,6 @@ def features_and_units(
     """Inputs of the first member's head, and the M unit vectors of each item."""
     features, outputs = zip(*(features_and_output(member, head, inputs) for member in members), strict=True)
     return features[0], directions_of(torch.stack(outputs))
-
-
-Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
 
 class DropoutEncoder(SeededEncoder):

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+_WIDTH, _BATCH, _RATE = 256, 128, 1e-3
+
 
 def layers(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     """Linear layers of these widths with leaky ReLUs between them, on the generator's device.
@@ -23,9 +25,6 @@ def layers(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
         nn.init.uniform_(linear.bias, -(n_in**-0.5), n_in**-0.5, generator=generator)
         modules += [linear, nn.LeakyReLU()]
     return nn.Sequential(*modules[:-1])
-
-
-_WIDTH, _BATCH, _RATE = 256, 128, 1e-3
 
 
 class Decoder(nn.Module):

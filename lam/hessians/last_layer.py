@@ -35,6 +35,8 @@ _ALL_ZERO = "features are all zero: the network ignores its inputs"
 
 Sums = TypeVar("Sums", bound=Structure)
 
+_ADVICE = "scale the network's output up, or give features and weight in float64"
+
 
 @without_autocast()
 def ggn_of_batch(
@@ -253,9 +255,6 @@ def _stream(features: Tensor, device: torch.device) -> Iterator[tuple[int, Tenso
     """Blocks of items, each with the index of its first item."""
     for start in range(0, len(features), ROWS):
         yield start, features[start : start + ROWS].to(device)
-
-
-_ADVICE = "scale the network's output up, or give features and weight in float64"
 
 
 def outputs(

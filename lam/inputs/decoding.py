@@ -37,6 +37,10 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
+THUMBNAIL_SIDE = 128  # pixels
+_QUALITY = 85
+_LOSSLESS_BELOW = 64  # pixels of a side
+
 
 def open_image(path: str | Path, least: int | None = None) -> Image.Image:
     """The first frame of an image file, turned upright (EXIF), as `decode` returns it.
@@ -190,11 +194,6 @@ def _convert(image: Image.Image, mode: str, white: int) -> Image.Image:
         return image.convert(mode)
     except ValueError as error:
         raise ValueError(f"cannot convert pixels of mode {image.mode} to {mode} ({error}); save it as RGB") from error
-
-
-THUMBNAIL_SIDE = 128  # pixels
-_QUALITY = 85
-_LOSSLESS_BELOW = 64  # pixels of a side
 
 
 def thumbnail(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:

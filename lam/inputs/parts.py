@@ -139,7 +139,8 @@ def _check_chunks(file: _Bytes, chunks: Iterator[tuple[bytes, int, int]]) -> Non
 
 
 def _check_gif(file: _Bytes) -> None:
-    blocks, at = 0, 13 + _palette(file[10:11])
+    flags = file[10:11]
+    blocks, at = 0, 13 + (3 * 2 ** ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0)  # after the palette
     while file[at : at + 1] == b"\x21":  # an extension; the decoder stops at the first image
         at += 2
         while size := int.from_bytes(file[at : at + 1], "big"):
@@ -149,10 +150,6 @@ def _check_gif(file: _Bytes) -> None:
         at += 1
         blocks += 1
         _limit(blocks, MOST_PARTS, "blocks of metadata")
-
-
-def _palette(flags: bytes) -> int:
-    return 3 * 2 ** ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0
 
 
 def _check_bmp(file: _Bytes) -> None:

@@ -22,6 +22,8 @@ from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training import History, Minibatch, Step, Training, device_of
 from lam.utils.checks import check_at_least, check_choice, check_positive
 
+_LEAST_CROP = 0.3  # default crop_scale of the last member
+
 
 @dataclass(frozen=True)
 class Deterministic(Method):
@@ -140,9 +142,6 @@ class KnnDistance(Method):
             inputs = reference_inputs(dataset, self.reference, seed=training.seed)
             reference = torch.cat([directions_of(features_and_output(network, head, batch)[0]) for batch in inputs])
         return Trained(self.encoder_of(network, head, dataset, training, reference=reference, k=self.k), histories)
-
-
-_LEAST_CROP = 0.3  # default crop_scale of the last member
 
 
 @dataclass(frozen=True)

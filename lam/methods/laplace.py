@@ -30,6 +30,9 @@ MOST_EPOCHS, MOST_STEPS = 50, 1000
 HELD_OUT, MOST_HELD_OUT = 0.1, 1000
 """Share and largest number of the held-out items, which choose the epoch."""
 
+KRON_WIDTH = 4096
+"""Largest number of inputs or outputs for `kron` by default. Wider factors take minutes to decompose."""
+
 
 @without_autocast()
 def train_layer(
@@ -124,10 +127,6 @@ def _split(targets: Tensor, relation: Relation, seed: int) -> tuple[Tensor, Tens
         if pairs.n_positives == 0 or pairs.n_negatives == 0:
             return order, order[:0]
     return items, held_out
-
-
-KRON_WIDTH = 4096
-"""Largest number of inputs or outputs for `kron` by default. Wider factors take minutes to decompose."""
 
 
 @dataclass(frozen=True, kw_only=True)

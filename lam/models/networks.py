@@ -20,6 +20,10 @@ from lam.utils.extras import install_command
 
 Option = str | int | float | bool
 
+_SUFFIXES = (".safetensors", ".pth", ".pt")
+_INCEPTIONS = ("googlenet", "inception_v3")
+Pooling = Literal["mean", "gem"]
+
 
 class EmbeddingNetwork(nn.Module):
     """Map inputs x to points n on the unit sphere: n = f/‖f‖ with f = head(features(x)).
@@ -44,10 +48,6 @@ def check_dropout(rate: float) -> None:
     """Reject a dropout rate outside [0, 1); at 0 a network has no dropout layers."""
     if not 0 <= rate < 1:
         raise ValueError(f"dropout must be a rate in [0, 1), got {rate}")
-
-
-_SUFFIXES = (".safetensors", ".pth", ".pt")
-_INCEPTIONS = ("googlenet", "inception_v3")
 
 
 def from_torchvision(
@@ -125,9 +125,6 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
 
 def _file(weights: str | None) -> str | None:
     return weights if weights is not None and Path(weights).suffix in _SUFFIXES else None
-
-
-Pooling = Literal["mean", "gem"]
 
 
 class GeM(nn.Module):

@@ -13,6 +13,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from lam.utils.checks import check_finite, check_tensor, is_real
 
+_MARGIN = 1e-9  # the search radius is larger by this share, because a k-d tree rounds differently
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -330,9 +332,6 @@ def check_not_missing(labels: Tensor) -> None:
             f"labels must not be negative, got {int(labels.min())}, {n_negative} in all: such items usually have no "
             "label, and would match each other; leave them out, or number the classes from 0"
         )
-
-
-_MARGIN = 1e-9  # the search radius is larger by this share, because a k-d tree rounds differently
 
 
 @dataclass(frozen=True)

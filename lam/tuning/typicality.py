@@ -18,6 +18,20 @@ from torch import Tensor
 
 Record = TypeVar("Record", bound="TensorRecord")
 
+COMPONENTS = 64
+"""Greatest number of principal components for distances."""
+
+QUANTILES = 0.98, 0.99
+"""Quantiles of the two scores, distance and shape, over known items: the thresholds t_j of `Typicality`."""
+
+DISTANCE_WIDTH = 1 / 20
+SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
+"""The widths w_j of `Typicality`, in interquartile ranges of the score; three candidates for shape, narrowest first."""
+
+_PCA_ITEMS = 2000
+_LEAST, _ALIKE = 1e-12, 1e-9
+_BLOCK = 512
+
 
 @dataclass(frozen=True)
 class TensorRecord:
@@ -35,21 +49,6 @@ class TensorRecord:
     def restored(cls: type[Record], tensors: Mapping[str, Tensor]) -> Record:
         """Rebuild the record from the result of `tensors`; other names are ignored."""
         return cls(**{field.name: tensors[field.name] for field in fields(cls)})
-
-
-COMPONENTS = 64
-"""Greatest number of principal components for distances."""
-
-QUANTILES = 0.98, 0.99
-"""Quantiles of the two scores, distance and shape, over known items: the thresholds t_j of `Typicality`."""
-
-DISTANCE_WIDTH = 1 / 20
-SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
-"""The widths w_j of `Typicality`, in interquartile ranges of the score; three candidates for shape, narrowest first."""
-
-_PCA_ITEMS = 2000
-_LEAST, _ALIKE = 1e-12, 1e-9
-_BLOCK = 512
 
 
 @dataclass(frozen=True)

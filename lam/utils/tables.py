@@ -33,6 +33,9 @@ _FIXES = {
     "row": "name each column in the first row",
 }
 
+_LOG = logging.getLogger(__name__)
+_ITEM_CONTROLS = ("choices", "taxonomy", "rating")  # controls that label a whole item, not a part of it
+
 
 def is_no_label(label: str) -> bool:
     """Whether a cell says that there is no label, such as NaN or -1."""
@@ -321,10 +324,6 @@ def _json(value: object) -> Any:
     if isinstance(value, list | dict):
         return json.loads(_cell(value))
     return value if isinstance(value, int | float) and math.isfinite(value) else _cell(value)
-
-
-_LOG = logging.getLogger(__name__)
-_ITEM_CONTROLS = ("choices", "taxonomy", "rating")  # controls that label a whole item, not a part of it
 
 
 def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:

@@ -14,6 +14,9 @@ from lam.utils.checks import check_at_least
 
 _SAME = 1e-5  # tolerance relative to A, above the error of eigenvectors that were rounded to float32
 
+RANK = 256
+"""Default number of columns of a sketch."""
+
 
 @dataclass(frozen=True)
 class Kron(Structure):
@@ -158,10 +161,6 @@ class Ekfac(Structure):
     @property
     def clipped(self) -> float:
         return share_negative(self.h)
-
-
-RANK = 256
-"""Default number of columns of a sketch."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from lam.evaluation import evaluate
 from lam.hessians import Diagonal
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.pairs.relation import Relation
-from lam.posteriors.exact import DiagonalPosterior
+from lam.posteriors.last_layer import DiagonalPosterior
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.run import run

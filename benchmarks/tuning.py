@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lam
 from lam.datasets.base import stratified_split
 from lam.pairs.relevance import LabelRelevance
-from lam.posteriors.exact import DiagonalPosterior
+from lam.posteriors.last_layer import DiagonalPosterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.votes import SampledAnswers, answers_of
 from lam.runs.config_files import load_config

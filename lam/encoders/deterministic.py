@@ -22,7 +22,7 @@ from lam.utils.autocast import without_autocast
 from lam.utils.random import derive_seed
 from lam.vmf import KAPPA_RANGE, Embeddings, VonMisesFisher
 from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_resultant
-from lam.vmf.resultant import projected_resultant
+from lam.vmf.embeddings import projected_resultant
 
 Same = TypeVar("Same", bound="TwoHeadedEncoder")
 

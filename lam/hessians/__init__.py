@@ -12,8 +12,7 @@ from lam.hessians.losses import (
     register,
 )
 from lam.hessians.structures.base import Structure, SummedCurvature
-from lam.hessians.structures.exact import Diagonal, Full
-from lam.hessians.structures.kron import Ekfac, Kron, LowRank
+from lam.hessians.structures.last_layer import Diagonal, Ekfac, Full, Kron, LowRank
 from lam.hessians.structures.layers import LayersDiagonal, LayersKron
 
 __all__ = [

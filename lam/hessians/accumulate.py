@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lam.hessians.last_layer import ggn_of_batch, ggn_of_dataset
 from lam.hessians.losses import Curvature
 from lam.hessians.structures.base import MAX_MEMORY, Structure
-from lam.hessians.structures.kron import Ekfac, Kron
+from lam.hessians.structures.last_layer import Ekfac, Kron
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import Pairs, check_labels, targets_of
 from lam.pairs.relation import Relation

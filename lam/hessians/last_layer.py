@@ -19,7 +19,7 @@ from lam.hessians.losses.base import ItemCurvature
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_of_class, cross_sum_over_pairs
 from lam.hessians.relations import LabelRelation, NeighbourRelation, Related, cost_of
 from lam.hessians.structures.base import Structure, weighted_by_term, with_ones
-from lam.hessians.structures.exact import Diagonal
+from lam.hessians.structures.last_layer import Diagonal
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Neighbours, Pairs
 from lam.utils.autocast import without_autocast

@@ -25,7 +25,7 @@ from lam.models.head import head_input_and_output
 from lam.models.weights import unwrapped
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
-from lam.posteriors.exact import DiagonalPosterior
+from lam.posteriors.last_layer import DiagonalPosterior
 from lam.posteriors.settings import check_settings
 from lam.training import DivergenceError, Minibatch, Step, Training
 from lam.utils.checks import check_at_least, check_choice, check_positive, check_share

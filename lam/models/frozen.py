@@ -30,7 +30,7 @@ class Frozen(nn.Module, ABC):
     Attributes:
         width: number of features P.
         sha256: SHA-256 of the frozen weights, in hexadecimal.
-        data_features: (N, P) features of each data set, kept while the data set exists; see `lam.training.features`.
+        data_features: (N, P) features of each data set, kept while the data set exists; see `lam.training.batches`.
     """
 
     def __init__(self, network: Any, width: int) -> None:

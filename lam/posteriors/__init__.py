@@ -1,8 +1,7 @@
 """Gaussian posteriors over weights, by the structure of the covariance."""
 
 from lam.posteriors.base import Posterior
-from lam.posteriors.exact import DiagonalPosterior, FullPosterior
-from lam.posteriors.kron import EkfacPosterior, KronPosterior, LowRankPosterior
+from lam.posteriors.last_layer import DiagonalPosterior, EkfacPosterior, FullPosterior, KronPosterior, LowRankPosterior
 from lam.posteriors.layers import LayersKronPosterior, LayersPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {

@@ -19,8 +19,7 @@ from lam.posteriors.settings import LEAST_PRIOR, PRIOR_RATIO, check_settings
 from lam.posteriors.spread import Spread, least_variance
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_choice
-from lam.vmf.embeddings import Embeddings, Mean
-from lam.vmf.resultant import MeanResultant
+from lam.vmf.embeddings import Embeddings, Mean, MeanResultant
 
 Mode = Literal["marginal", "network"]
 MODES: tuple[str, ...] = get_args(Mode)

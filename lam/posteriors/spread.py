@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.vmf.resultant import MeanResultant, projected_resultant
+from lam.vmf.embeddings import MeanResultant, projected_resultant
 
 LEAST_VARIANCE = 1e-20
 """Least variance of samples, in units of the output's squared length (1 for an output of length zero). It gives samples

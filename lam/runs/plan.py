@@ -30,7 +30,7 @@ from lam.runs.config import RunConfig
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.training import History, Training
-from lam.training.features import with_features
+from lam.training.batches import with_features
 from lam.tuning.ambiguity import TrainedHead, check_enough
 from lam.utils.files import read_json, verify
 

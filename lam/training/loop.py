@@ -29,8 +29,7 @@ from tqdm import tqdm
 from lam.losses import TrainableLoss
 from lam.pairs.pairs import as_targets
 from lam.training import checkpoints
-from lam.training.batches import Batches
-from lam.training.features import with_features
+from lam.training.batches import Batches, with_features
 from lam.training.settings import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed

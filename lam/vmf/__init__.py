@@ -2,8 +2,7 @@
 
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, kappa_from_resultant, log_normalizer
 from lam.vmf.distribution import VonMisesFisher, fuse
-from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
-from lam.vmf.resultant import MeanResultant, mean_resultant_length
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings, MeanResultant, mean_resultant_length
 
 __all__ = [
     "KAPPA_RANGE",

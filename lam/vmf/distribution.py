@@ -24,7 +24,7 @@ from lam.vmf.bessel import (
     check_parameters,
     log_normalizer,
 )
-from lam.vmf.resultant import weighted_mean_resultant
+from lam.vmf.embeddings import weighted_mean_resultant
 
 
 class _UnitVector(constraints.Constraint):

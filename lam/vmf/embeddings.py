@@ -1,4 +1,4 @@
-"""`Embeddings`, the result of every encoder: directions with their uncertainty."""
+"""`Embeddings`, the result of every encoder: directions with their uncertainty; and mean resultant lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +8,168 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.utils.checks import check_tensor
-from lam.vmf.resultant import MeanResultant, mean_resultant_length
+from lam.utils.checks import check_tensor, unit_tolerance
+from lam.vmf.bessel import check_all, kappa_from_resultant
+
+_BLOCKS = 16  # greatest number of blocks of samples; one block after the other is summed
 
 Mean = Literal["network", "sampled"]
 """Direction of an embedding: `network` for the network's output, `sampled` for the mean of S samples."""
 
 KAPPA_RANGE = (1e-6, 1e8)
 """Least and greatest κ of an embedding; values outside are clamped."""
+
+_BY_ITEM = ("mean", "kappa", "resultant", "variance")
+_PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
+
+
+@dataclass(frozen=True, eq=False)
+class MeanResultant:
+    """Direction and length of the mean of samples.
+
+    Attributes:
+        mean: mean directions (*B, D), unit vectors, in the type of the samples.
+        resultant: lengths R (*B) in [0, 1], float64.
+        one_minus_resultant: 1 - R, float64, precise also near R = 1.
+    """
+
+    mean: Float[Tensor, "*B D"]
+    resultant: Float[Tensor, "*B"]
+    one_minus_resultant: Float[Tensor, "*B"]
+
+    def kappa(self, *, max_kappa: float = 1e8) -> Float[Tensor, "*B"]:
+        """Concentration of the resultant length, float64, at most `max_kappa`; see `kappa_from_resultant`."""
+        one_minus, dimension = self.one_minus_resultant, self.mean.shape[-1]
+        return kappa_from_resultant(self.resultant, dimension, one_minus_resultant=one_minus, max_kappa=max_kappa)
+
+
+def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
+    """Mean direction and mean resultant length of unit vectors over the first axis.
+
+    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). By chance alone, S uniform directions have an R
+    of about 1 / sqrt(S). Therefore the unbiased estimate of the squared length is max(0, (S R^2 - 1) / (S - 1)).
+
+    Source: Mardia and Jupp (2000), section 9.2.1.
+
+    Args:
+        samples: unit vectors (S, *B, D), D >= 2, S >= 1.
+        unbiased: whether R is corrected for chance, which needs S >= 2.
+
+    Returns:
+        Mean directions, R and 1 - R.
+
+    Raises:
+        ValueError: for too few samples, samples that are not unit vectors, or samples with a sum of 0.
+
+    Example:
+        >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
+        >>> moments.mean, moments.resultant
+        (tensor([0.7071, 0.7071]), tensor(0.7071, dtype=torch.float64))
+    """
+    n_samples = len(samples)
+    if unbiased and n_samples < 2:
+        raise ValueError(f"the unbiased length needs at least 2 samples, got {n_samples}; pass unbiased=False")
+    moments = weighted_mean_resultant(samples, None)
+    if not unbiased:
+        return moments
+    shortfall = moments.one_minus_resultant * (1 + moments.resultant)
+    return _corrected_for_chance(moments.mean, moments.resultant.square(), shortfall, n_samples)
+
+
+def projected_resultant(
+    center: Float[Tensor, "N D"], variances: Float[Tensor, "N D"], noise: Float[Tensor, "S D"]
+) -> MeanResultant:
+    """Mean resultant length, corrected for chance, of the directions of S samples f + √v ∘ ε.
+
+    Three matrix products replace an array of (S, N, D) samples. The output f = r n has length r and direction n. With
+    u = n·(√v ∘ ε) and q = v·ε², a sample has the length ρ = √(r² + 2 r u + q), and ρ − r is e = (2 r u + q)/(ρ + r).
+    The sampled directions have a mean m; n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)).
+
+    Args:
+        center: (N, D) f, the outputs; a row may be zero.
+        variances: (N, D) v, the variances of the coordinates; at least one in each row is positive.
+        noise: (S, D) noise vectors ε, standard normal, the same for all items; S ≥ 2.
+
+    Returns:
+        `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, in float64.
+
+    Raises:
+        ValueError: for fewer than 2 samples, or samples of an item with a sum of 0.
+
+    Example:
+        >>> noise = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
+        >>> projected_resultant(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), noise).mean
+        tensor([[1., 0.]], dtype=torch.float64)
+    """
+    n_samples = len(noise)
+    if n_samples < 2:
+        raise ValueError(f"the unbiased length needs at least 2 samples, got {n_samples}")
+    f, v, noise = center.double(), variances.double(), noise.double()
+    spread = v.sqrt()
+    r = torch.linalg.vector_norm(f, dim=1, keepdim=True)
+    n = torch.where(r > 0, f / r, torch.eye(1, f.shape[1], dtype=f.dtype, device=f.device))  # any direction for zeros
+    u, q = (n * spread) @ noise.T, v @ noise.square().T
+    change = torch.addcmul(q, r, u, value=2)  # ρ² − r²
+    rho = (r.square() + change).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    both, weight = rho + r, 1 / (n_samples * rho)
+    along = (weight * (u * (change / both) - q) / both).sum(1, keepdim=True)  # n·m − 1
+    sideways = spread * (weight @ noise)
+    sideways = sideways - n * (n * sideways).sum(1, keepdim=True)
+    across = sideways.square().sum(1, keepdim=True)
+    squared, shortfall = (1 + along).square() + across, -along * (2 + along) - across
+    check_all(
+        squared[:, 0] > torch.finfo(torch.float64).eps,
+        "samples of an item must have a mean of positive length",
+        squared[:, 0],
+    )
+    mean = (n * (1 + along) + sideways) / squared.sqrt()
+    return _corrected_for_chance(mean, squared[:, 0], shortfall[:, 0], n_samples)
+
+
+def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_samples: int) -> MeanResultant:
+    """Unbiased R and 1 − R from `squared` = R² and `shortfall` = 1 − R² of S samples."""
+    squared = (n_samples * squared - 1) / (n_samples - 1)
+    resultant = squared.clamp(min=0).sqrt()
+    shortfall = n_samples / (n_samples - 1) * shortfall
+    return MeanResultant(mean, resultant, shortfall.clamp(0, 1) / (1 + resultant))
+
+
+def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
+    """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
+
+    A first pass over blocks of samples computes the mean direction. A second pass computes the mean of
+    ||x - mean||^2 / 2, which is 1 - R for unit vectors.
+
+    Raises:
+        ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.
+    """
+    check_tensor("samples", samples)
+    if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
+        raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
+    if weights is None:
+        weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
+    else:
+        check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
+        sums = weights.double().sum(0)
+        check_all(sums > 0, "weights must have a positive sum over the samples", sums)
+        weights = weights.double() / sums
+    size = -(-len(samples) // _BLOCKS)
+    totals = torch.zeros_like(samples[:size], dtype=torch.float64)
+    for block, weight in zip(samples.split(size), weights[..., None].split(size), strict=True):
+        totals[: len(block)].addcmul_(block, weight)
+    total = totals[0] if size == 1 else totals.sum(0)
+    length = torch.linalg.vector_norm(total, dim=-1)
+    vanishes = length <= torch.finfo(samples.dtype).eps
+    check_all(~vanishes, "samples of an item must have a mean of positive length", length)
+    mean = total / length[..., None]
+    spreads = torch.zeros_like(totals[..., 0])
+    for block, weight in zip(samples.split(size), weights.split(size), strict=True):
+        spreads[: len(block)].addcmul_(weight, torch.linalg.vector_norm(block - mean, dim=-1).square(), value=0.5)
+    spread = spreads.sum(0)
+    square = 2 * (spread + length) - 1
+    is_unit = (square - 1).abs() <= unit_tolerance(samples.dtype)
+    check_all(is_unit, "samples of an item must have a mean squared length of 1", square)
+    return MeanResultant(mean.to(samples.dtype), torch.where(length < 0.5, length, 1 - spread), spread)
 
 
 @dataclass(frozen=True)
@@ -176,10 +330,6 @@ class Embeddings:
         samples = [part.samples for part in parts if part.samples is not None]
         rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].rows()}
         return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **rows)
-
-
-_BY_ITEM = ("mean", "kappa", "resultant", "variance")
-_PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
 def check_embeddings(values: Any) -> None:

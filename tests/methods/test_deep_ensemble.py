@@ -12,7 +12,7 @@ import lam
 from lam import models
 from lam.encoders.ensemble import EnsembleEncoder, align, concatenated
 from lam.methods import DeepEnsemble, Deterministic
-from lam.vmf.resultant import mean_resultant_length
+from lam.vmf.embeddings import mean_resultant_length
 from tests.helpers import unchecked
 from tests.methods import small_data as small
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lam.pairs.pairs import Pairs
-from lam.posteriors.exact import DiagonalPosterior
+from lam.posteriors.last_layer import DiagonalPosterior
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 from tests.helpers import contrastive_ggn

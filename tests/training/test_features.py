@@ -12,7 +12,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.models import EmbeddingNetwork, frozen
 from lam.models.frozen import Frozen, frozen_in, with_head
 from lam.training import Training, train
-from lam.training.features import FeatureItems, with_features
+from lam.training.batches import FeatureItems, with_features
 
 
 class Pixels(Frozen):
@@ -66,7 +66,7 @@ def test_each_item_is_read_and_computed_once_and_the_network_is_the_same(monkeyp
     assert Read.n_read == 40
     assert frozen_in(once).n_computed == 40  # type: ignore[union-attr]
     monkeypatch.setattr(frozen, "KEPT_BYTES", 0)
-    monkeypatch.setattr("lam.training.features.KEPT_BYTES", 0)
+    monkeypatch.setattr("lam.training.batches.KEPT_BYTES", 0)
     every_time = trained(images())
     assert Read.n_read == 40 + 3 * 40
     assert frozen_in(every_time).n_computed == 3 * 40  # type: ignore[union-attr]

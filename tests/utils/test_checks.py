@@ -13,7 +13,7 @@ from lam import losses, retrieval, vmf
 from lam.datasets import TensorImages
 from lam.hessians import ContrastiveCurvature, InfoNCECurvature
 from lam.hessians.accumulate import StructureOptions
-from lam.hessians.structures.exact import Diagonal
+from lam.hessians.structures.last_layer import Diagonal
 from lam.pairs import Pairs
 from lam.utils.checks import check_at_least, check_margin, check_positive, check_share, unit_rows
 from lam.vmf.embeddings import Embeddings

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_derivative, kappa_from_resultant
 from lam.vmf.distribution import VonMisesFisher
-from lam.vmf.resultant import MeanResultant, mean_resultant_length
+from lam.vmf.embeddings import MeanResultant, mean_resultant_length
 from tests.vmf.test_distribution import directions, generator, on_one_axis
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lam.vmf.resultant import mean_resultant_length, projected_resultant
+from lam.vmf.embeddings import mean_resultant_length, projected_resultant
 
 N, S = 7, 32
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from lam.hessians import ContrastiveCurvature, Diagonal
-from lam.posteriors.exact import DiagonalPosterior
+from lam.posteriors.last_layer import DiagonalPosterior
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.distribution import fuse
-from lam.vmf.embeddings import Embeddings
-from lam.vmf.resultant import mean_resultant_length
+from lam.vmf.embeddings import Embeddings, mean_resultant_length
 
 
 def _embeddings(mean: torch.Tensor, kappa: torch.Tensor) -> Embeddings:

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import lam
-from lam.inputs.texts import TextPreprocessing
+from lam.inputs.preprocessing import TextPreprocessing
 from lam.models.networks import EmbeddingNetwork
 from lam.utils.extras import install_command
 

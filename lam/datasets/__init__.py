@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, spots, texts
+from lam.datasets import digits, docstrings, folder, intents, msls, places, spots, texts
 from lam.datasets.base import Dataset, ImagesAsFiles, MissingDataError, TensorImages
+from lam.datasets.by_class import birds, cars, faces
 from lam.datasets.folder import FolderImages
-from lam.datasets.halved import birds, cars
 from lam.datasets.places import PlaceImages
 from lam.datasets.small_images import cifar10, fashionmnist, mnist, svhn
 from lam.datasets.splits import Splits
@@ -44,7 +44,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "svhn": svhn.splits,
     "cub200": birds.splits,
     "cars196": cars.splits,
-    "lfw": lfw.splits,
+    "lfw": faces,
     "msls": msls.splits,
     "places": places.splits,
     "texts": texts.splits,
@@ -82,8 +82,8 @@ def load(
         seed: seed of every random choice.
         preprocessing: a `Preprocessing` of images, or a dict of the fields that differ from ImageNet's preprocessing,
             such as {"size": 32}. Each data set has its default.
-        options: arguments of the data set's loader: for cub200 and cars196, `HalvedClasses.splits` in
-            `lam.datasets.halved`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
+        options: arguments of the data set's loader: for cub200 and cars196, `HalvedClasses.splits`, and for
+            lfw, `faces`, in `lam.datasets.by_class`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
             `lam.datasets.small_images`; for clinc150 and banking77, a function in `lam.datasets.intents`; for others,
             `splits` in the module of the same name. For texts, options are fields of `lam.datasets.texts.TextOptions`.
 

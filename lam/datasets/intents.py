@@ -11,7 +11,7 @@ from lam.datasets.base import Dataset, labels_of
 from lam.datasets.published import Source
 from lam.datasets.splits import Splits, carve, fraction_of
 from lam.datasets.texts import Columns, Texts, preprocessing_like, read
-from lam.inputs.texts import TextPreprocessing
+from lam.inputs.preprocessing import TextPreprocessing
 from lam.utils.checks import check_choice
 from lam.utils.tables import read_json
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from lam.datasets.base import Dataset, MissingDataError, Preview, labels_of, top_up
 from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
 from lam.inputs.decoding import THUMBNAIL_SIDE
-from lam.inputs.texts import MAX_BYTES, TextPreprocessing
+from lam.inputs.preprocessing import MAX_BYTES, TextPreprocessing
 from lam.utils.checks import first_of
 from lam.utils.notes import Note
 from lam.utils.tables import Table, is_no_label

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lam.inputs.preprocessing import Preprocessing
-from lam.inputs.texts import TextPreprocessing
+from lam.inputs.preprocessing import Preprocessing, TextPreprocessing
 
 AnyPreprocessing = Preprocessing | TextPreprocessing
 """Preprocessing of image files or texts; saved beside the network."""

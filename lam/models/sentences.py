@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from lam.inputs.texts import texts_of
+from lam.inputs.preprocessing import texts_of
 from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
 from lam.models.networks import EmbeddingNetwork
 from lam.utils.extras import install_command

@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.hessians.accumulate import Accumulator
-from lam.hessians.jacobians import flat_weights, jacobian, shape_of, unflat_weights
 from lam.hessians.last_layer import check_feature_values, checked_partners, directions
 from lam.hessians.structures.base import is_negative
-from lam.hessians.structures.layers import LayersDiagonal, LayersKron
+from lam.hessians.structures.layers import LayersDiagonal, LayersKron, flat_weights, jacobian, shape_of, unflat_weights
 from lam.models.head import evaluating, items
 from lam.models.layers import head_output, linearised, own_weights, rows_at_once, weighted_layers
 from lam.models.weights import plain_path

@@ -10,7 +10,7 @@ from scipy.io import savemat
 from torch.utils.data import DataLoader
 
 from lam.datasets import MissingDataError, load, load_ood
-from lam.datasets.lfw import splits as lfw_splits
+from lam.datasets.by_class import faces as lfw_splits
 from lam.inputs.preprocessing import Preprocessing
 from tests.datasets import layouts
 

@@ -14,7 +14,7 @@ from lam import datasets
 from lam.datasets import MissingDataError, Texts
 from lam.datasets.texts import Columns, read
 from lam.inputs import TextPreprocessing
-from lam.inputs.texts import texts_of
+from lam.inputs.preprocessing import texts_of
 from lam.utils.notes import Note
 
 ROWS = [(f"text {number} of {label}", label) for label in ("cats", "dogs", "birds") for number in range(10)]

@@ -18,8 +18,8 @@ from lam.hessians import (
     SupConCurvature,
     ggn_of_batch,
 )
-from lam.hessians.jacobians import Dense, Outer, flat_weights, is_matrix, jacobian, unflat_weights
 from lam.hessians.last_layer import directions
+from lam.hessians.structures.layers import Dense, Outer, flat_weights, is_matrix, jacobian, unflat_weights
 from lam.models.layers import find_layers, linearised, own_weights
 from lam.pairs import Pairs
 from tests.hessians.networks import NETWORKS, D, N, images, settled
@@ -252,5 +252,5 @@ def test_a_diagonal_in_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatc
     J, matrices = torch.randn(3, 4, 11), torch.randn(3, 2, 4, 4)
     whole = Dense(J).quadratic(matrices)
     torch.testing.assert_close(whole, torch.einsum("adp,atde,aep->tp", J, matrices, J))
-    monkeypatch.setattr("lam.hessians.jacobians._CACHED", 5)
+    monkeypatch.setattr("lam.hessians.structures.layers._CACHED", 5)
     torch.testing.assert_close(Dense(J).quadratic(matrices), whole)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lam.inputs import Preprocessing, TextPreprocessing, preprocessing_from_json
-from lam.inputs.texts import texts_of
+from lam.inputs.preprocessing import texts_of
 from tests.helpers import unchecked
 
 

@@ -5,7 +5,7 @@ import zlib
 import torch
 from torch import Tensor, nn
 
-from lam.inputs.texts import texts_of
+from lam.inputs.preprocessing import texts_of
 from lam.models import EmbeddingNetwork, register
 from lam.models.frozen import identity_layer
 

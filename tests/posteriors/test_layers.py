@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from lam.hessians import ContrastiveCurvature, ggn_of_batch
-from lam.hessians.jacobians import unflat_weights
+from lam.hessians.structures.layers import unflat_weights
 from lam.models.layers import own_weights
 from lam.pairs import Pairs
 from lam.pairs.relation import Relation

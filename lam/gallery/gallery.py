@@ -26,8 +26,7 @@ from lam.gallery.refusal import Refusal, busy
 from lam.gallery.remote_index import RemoteIndex
 from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, MISSING, ItemStore
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.hits import Hits, label_key
-from lam.retrieval.index.recall import Recall
+from lam.retrieval.index.hits import Hits, Recall, label_key
 from lam.retrieval.metrics.scores import N_HITS
 from lam.utils.files import locked
 from lam.vmf.embeddings import Embeddings

@@ -20,8 +20,7 @@ from jaxtyping import Int64
 from lam.gallery.item import Item
 from lam.gallery.store import ItemStore
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.hits import Hits
-from lam.retrieval.index.recall import Recall, percent
+from lam.retrieval.index.hits import Hits, Recall, percent
 from lam.utils.extras import install_command
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings

@@ -15,7 +15,7 @@ from lam.gallery.local_index import LocalIndex
 from lam.gallery.store import CACHE, ItemStore
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.recall import Recall
+from lam.retrieval.index.hits import Recall
 from lam.runs.index import index_images
 from lam.vmf.embeddings import Embeddings
 from tests.gallery.test_gallery import D, embeddings, items

@@ -17,9 +17,8 @@ from torch import Tensor
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index import files as index_files
 from lam.retrieval.index.checks import Ids, check_stored, ids_tensor, unit_vectors
-from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.hits import Hits, Recall
 from lam.retrieval.index.milvus_index import MilvusIndex
-from lam.retrieval.index.recall import Recall
 from lam.retrieval.index.rows import TOMBSTONES, Found, Store, score, top
 from lam.utils.checks import check_at_least, check_length, positive_integer
 from lam.vmf.embeddings import Embeddings, check_same_means

@@ -15,7 +15,7 @@ from lam.retrieval import Index
 from lam.retrieval.decisions.abstention import MATCH, SearchDecisions
 from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Calibration, Targets
-from lam.retrieval.index.recall import Recall
+from lam.retrieval.index.hits import Recall
 from lam.retrieval.metrics.open_set import search_open_set
 from lam.retrieval.metrics.scores import N_HITS
 from lam.vmf.embeddings import Embeddings

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lam.retrieval import Index
-from lam.retrieval.index.recall import Recall, percent
+from lam.retrieval.index.hits import Recall, percent
 from lam.vmf.embeddings import Embeddings
 
 D = 16

@@ -160,7 +160,12 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         ("demo '--data.ood=[{name: mnist, root: nowhere}]'", "--data.ood='[{name: mnist, root: DIR}]'"),
         ("embed no images -o out.npz", "there is no folder no: `lam run CONFIG` or `lam demo` makes a run"),
         ("embed no images -o no/out.npz", "there is no folder no to write out.npz to"),
+        ("embed no images -o photo.jpg", "embeddings are written as .npz, got --output photo.jpg"),
         ("index no images", "there is no folder no"),
+        (
+            "search no --file a.csv -o ./a.csv",
+            "a.csv holds the queries and would be overwritten: give another --output",
+        ),
         ("search no image.png -k 0", "k must be at least 1, got 0"),
     ],
 )

@@ -149,6 +149,8 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.utils.files import check_output
 
     output = Path(parsed.output)
+    if output.suffix.lower() != ".npz":
+        raise ValueError(f"embeddings are written as .npz, got --output {output}")
     check_output(output)
     distributed.join()
     if distributed.world_size() > 1:
@@ -236,11 +238,11 @@ def index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 def search_gallery(parsed: argparse.Namespace, _: list[str]) -> None:
     """Search a run's gallery for images or texts."""
-    from lam.runs.search import SearchResult, check_suffix, search_in_batches, write_results
+    from lam.runs.search import SearchResult, check_file, search_in_batches, write_results
     from lam.utils.files import check_output
 
     if parsed.output is not None:
-        check_suffix(parsed.output)
+        check_file(parsed.output, parsed.file)
         check_output(parsed.output)
     damaged = _damaged(parsed, parsed.output)
     if parsed.file is not None and parsed.text:

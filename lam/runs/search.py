@@ -200,10 +200,12 @@ class _Searcher:
         return SearchResult(tuple(asked), queries, hits, items, decisions, doubts, calibration, tuple(unseen))
 
 
-def check_suffix(path: str | Path) -> None:
-    """Reject a file with another suffix."""
+def check_file(path: str | Path, source: str | Path | None = None) -> None:
+    """Reject a file with another suffix, and the table `source` that the search reads."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ValueError(f"the result of a search can be written as {' or '.join(SUFFIXES)}, got {path}")
+    if source is not None and Path(path).resolve() == Path(source).resolve():
+        raise ValueError(f"{path} holds the queries and would be overwritten: give another --output")
 
 
 def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
@@ -217,7 +219,7 @@ def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
     calibration, these fields and `uncertain` are null (empty in CSV). CSV leaves out nested values, and has one line
     for an image without hits.
     """
-    check_suffix(path)
+    check_file(path)
     decisions, queries = results[0].decisions, results[0].queries
     state = None if decisions is None else "stale" if decisions.stale else "current"
     entries = [entry for result in results for entry in _entries(result)]

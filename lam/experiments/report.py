@@ -112,8 +112,14 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 def conduct(experiment: Experiment | Sweep, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
-    """Run an experiment and write `outcome.json` and `report.html` into a new or existing folder."""
+    """Run an experiment and write `outcome.json` and `report.html` into a new or existing folder.
+
+    Raises:
+        ValueError: If the folder holds the report of something else, such as a run.
+    """
     folder, settings = Path(folder), _storable(experiment.settings())
+    if (folder / "report.html").exists() and not (folder / "outcome.json").exists():
+        raise ValueError(f"{folder} holds a report.html that no experiment wrote: give another --output")
     folder.mkdir(parents=True, exist_ok=True)  # before the run: it may take hours, and this may fail
     outcome = experiment.run(progress)
     write_json(folder / "outcome.json", {"experiment": experiment.name, "settings": settings, **asdict(outcome)})

@@ -88,6 +88,13 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
     assert "dimension must be at least 2, got 1" in capsys.readouterr().err
 
 
+def test_an_experiment_leaves_the_report_of_a_run_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("of a run")
+    with pytest.raises(ValueError, match="holds a report.html that no experiment wrote: give another --output"):
+        conduct(PosteriorRecovery(**SHORT["posterior-recovery"]), tmp_path)
+    assert (tmp_path / "report.html").read_text() == "of a run"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

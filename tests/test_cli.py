@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from lam import __version__
 from lam.cli import main
@@ -259,6 +260,11 @@ def test_help_lists_the_settings(command: str, capsys: pytest.CaptureFixture[str
     assert all(f"\n  {name} " in told for name in SETTINGS)
     assert "(euclidean, arccos)" in told
     assert "started again with the same" in " ".join(told.split())
+
+
+def test_printed_settings_name_the_folder_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", "norm", "--output=there", "--print"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["output"] == "there"
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,8 @@ def run_or_print(parsed: argparse.Namespace, overrides: list[str]) -> None:
         return
     config = _config(parsed, overrides)
     config.check()
-    print(yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True), end="")
+    settings = config.resolved() | {"output": config.output}
+    print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
 
 
 def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
@@ -148,8 +149,7 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.runs.index import calibration_of
     from lam.utils.files import check_output
 
-    output = Path(parsed.output)
-    if output.suffix.lower() != ".npz":
+    if (output := Path(parsed.output)).suffix.lower() != ".npz":
         raise ValueError(f"embeddings are written as .npz, got --output {output}")
     check_output(output)
     distributed.join()

@@ -63,7 +63,7 @@ def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Ite
                 "with --replica, which only reads"
             )
         elif code in _FAILING:
-            explained = OSError(f"{path} cannot be used ({error}): check the disk")
+            explained = OSError(f"{path} cannot be used ({error}): check the disk and its free space")
         else:
             explained = CorruptFileError(f"{path} is truncated or altered: {error}; {remedy}")
         raise explained from None

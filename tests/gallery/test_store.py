@@ -292,7 +292,9 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
     store, error = ItemStore(tmp_path / FILE), sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = code
     with (
-        pytest.raises(OSError, match=r"items.sqlite cannot be used \(disk I/O error\): check the disk"),
+        pytest.raises(
+            OSError, match=r"items.sqlite cannot be used \(disk I/O error\): check the disk and its free space"
+        ),
         explain_errors(store.path),
     ):
         raise error

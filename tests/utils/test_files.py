@@ -65,6 +65,7 @@ def test_where_there_is_no_room_the_old_file_stays_and_later_there_is_room(tmp_p
     with no_room_beyond(4096), pytest.raises(OSError, match="File too large") as error:
         writer(path, 100_000)
     assert error.value.errno == errno.EFBIG
+    assert error.value.filename == str(path)
     assert path.read_bytes() == old
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
     writer(path, 100_000)

@@ -18,7 +18,7 @@ from lam.gallery.store import CACHE, FILE, ItemStore
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY, WATCH
 from lam.runs.live import FOLDER as LIVE
-from lam.utils.files import CorruptFileError, sha256_of, sync_folder, write_record
+from lam.utils.files import CorruptFileError, check_writable, sha256_of, sync_folder, write_record
 
 RECORD = "backup.json"
 """List of a new backup's files and hashes. The hash of the items is outdated once a service changes the items."""
@@ -60,16 +60,17 @@ def back_up(run: str | Path, folder: str | Path) -> Backup:
         folder: the new folder; its parent must exist.
 
     Raises:
-        ValueError: for a run that has not finished, a folder that exists or lies in the run, or a run that is being
-            calibrated or indexed.
+        ValueError: for a run that has not finished, a folder that exists or lies in the run, a parent that cannot be
+            written, or a run that is being calibrated or indexed.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
-        OSError: for a full disk, or a folder that cannot be written.
+        OSError: for a full disk.
     """
     source, folder = Run(run), Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists: give a new folder")
     if not folder.parent.is_dir():
         raise ValueError(f"there is no folder {folder.parent} to write {folder.name} to: make it first")
+    check_writable(folder.parent)
     if folder.resolve().is_relative_to(source.folder.resolve()):
         raise ValueError(f"{folder} lies in the run, and later backups would copy it: give a folder outside {run}")
     created = datetime.now(UTC).isoformat(timespec="seconds")

@@ -126,7 +126,7 @@ def test_a_run_that_was_altered_is_not_backed_up(served_run: Path, tmp_path: Pat
 
 
 def test_the_command_says_what_it_copied_and_what_it_cannot(
-    served_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "copy"
     assert main(["backup", str(served_run), str(copy)]) == 0
@@ -138,6 +138,10 @@ def test_the_command_says_what_it_copied_and_what_it_cannot(
     assert "make it first" in capsys.readouterr().err
     assert main(["backup", str(served_run), str(served_run / "backups")]) == 1
     assert "lies in the run" in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda path, _: Path(path) != tmp_path)
+        assert main(["backup", str(served_run), str(tmp_path / "other")]) == 1
+    assert f"{tmp_path} cannot be written, because this user may not write to" in capsys.readouterr().err
     assert main(["backup", str(tmp_path / "no"), str(tmp_path / "other")]) == 1
     with Run(served_run).lock():
         assert main(["backup", str(served_run), str(tmp_path / "other")]) == 1

@@ -173,7 +173,8 @@ def _file_of(where: str) -> Path:
     if where and path.is_dir():
         if (path / CONFIG).is_file():
             return path / CONFIG
-        raise ValueError(f"{path} is not a run of lam: it has no {CONFIG}")
+        hint = f"for a folder of your data give `lam run folder METHOD --data.root={where}`"
+        raise ValueError(f"{path} is not a run of lam: it has no {CONFIG}; {hint}")
     if path.is_file():
         return path
     raise ValueError(

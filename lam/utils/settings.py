@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
+
+_LIKE = 0.75  # least similarity of a suggested name
 
 
 def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
@@ -41,9 +44,11 @@ def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
         raise ValueError(f"{name}: {value} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def unknown_setting(name: str, command: str) -> str:
-    """Error message for a setting that does not exist."""
-    return f"there is no setting {name}; `{command} --help` lists the settings"
+def unknown_setting(name: str, command: str, known: Sequence[str] = ()) -> str:
+    """Error message for a setting that does not exist, with the most similar one of the known settings."""
+    near = get_close_matches(name, known, 1, _LIKE) or [each for each in known if each.endswith(f".{name}")]
+    suggestion = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no setting {name}; `{command} --help` lists the settings{suggestion}"
 
 
 def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix: str = "") -> Any:
@@ -99,7 +104,7 @@ def _describe_problem(problem: Mapping[str, Any], record: Any, command: str, pre
     """The message for a problem that the record's own check or pydantic found."""
     kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
     if kind == "unexpected_keyword_argument":
-        return unknown_setting(place, command)
+        return unknown_setting(place, command, [name for name, _ in settings_of(record, prefix)])
     if kind == "value_error":
         section = place.removesuffix(".")
         return f"{section}.{problem['ctx']['error']}" if section else str(problem["ctx"]["error"])

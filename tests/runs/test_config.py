@@ -47,7 +47,7 @@ def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
         load_config(["digits"])
     with pytest.raises(ValueError, match="there is no setting paper"):
         load_config("digits norm paper")
-    with pytest.raises(ValueError, match="is not a run of lam: it has no config.yaml"):
+    with pytest.raises(ValueError, match=r"no config.yaml; for .* `lam run folder METHOD --data.root="):
         load_config(tmp_path)
 
 
@@ -71,7 +71,8 @@ def test_overrides_stand_above_the_file() -> None:
     ("override", "message"),
     [
         ("--no.such=1", r"there is no setting no; `lam run --help` lists the settings"),
-        ("--training.epoch=1", "there is no setting training.epoch; "),
+        ("--training.epoch=1", r"no setting training.epoch; .* lists the settings; did you mean training.epochs\?"),
+        ("--epochs=1", r"did you mean training.epochs\?"),
         ("extra", "there is no setting extra"),
         ("--method.split.x=1", "there is no setting method.split.x: split is no section"),
         ("--method.n_samples=1", "there is no setting method.n_samples; `lam run --help` lists the settings"),

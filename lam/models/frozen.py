@@ -73,6 +73,8 @@ class Frozen(nn.Module, ABC):
             return inputs
         if torch.compiler.is_exporting():
             return self.traced(inputs)
+        if len(inputs) == 0:
+            return torch.empty(0, self.width, device=inputs.device)
         kept = {} if self._kept is None else self._kept
         keys = range(len(inputs)) if self._kept is None else self.keys(inputs)
         missing = {key: row for row, key in enumerate(keys) if key not in kept}

@@ -64,6 +64,11 @@ def test_features_are_those_of_timm_beside_the_means_of_the_stages(built: models
 
 
 @needs_network
+def test_no_photographs_have_no_features(built: models.EmbeddingNetwork) -> None:
+    assert built.features(images(0)).shape == (0, 40 + 80 + 112 + 192 + 320 + 1280)
+
+
+@needs_network
 def test_the_head_is_trained_and_all_that_is_saved(built: models.EmbeddingNetwork) -> None:
     assert set(built.state_dict()) == {"head.weight", "head.bias"}
     assert [name for name, value in built.named_parameters() if value.requires_grad] == ["head.weight", "head.bias"]

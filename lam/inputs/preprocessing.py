@@ -102,6 +102,10 @@ class Preprocessing:
         """
         if isinstance(image, Image.Image):
             return self._tensor(decode(image, self.reduced_to))
+        if not isinstance(image, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"an image must be a path or a Pillow image, got {type(image).__name__}: give Image.fromarray(pixels)"
+            )
         decoded = open_image(image, self.reduced_to)
         try:
             return self._tensor(decoded)

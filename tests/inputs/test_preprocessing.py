@@ -14,6 +14,7 @@ from PIL import Image, PngImagePlugin
 
 from lam.inputs.decoding import _convert, decode, open_image, to_mode
 from lam.inputs.preprocessing import Preprocessing
+from tests.helpers import unchecked
 
 
 def photograph(height: int = 60, width: int = 90) -> Image.Image:
@@ -236,6 +237,10 @@ class TestOpenImage:
         monkeypatch.setitem(sys.modules, "pillow_heif", None)
         with pytest.raises(ValueError, match=r"cannot be read as an image: it is HEIC .*'lam-retrieval\[heic\]'"):
             open_image(tmp_path / "IMG_0001.HEIC")
+
+    def test_pixels_are_refused_in_one_line(self):
+        with pytest.raises(ValueError, match="must be a path or a Pillow image, got ndarray: give Image.fromarray"):
+            unchecked(Preprocessing.__call__)(Preprocessing.imagenet(), np.zeros((8, 8, 3), np.uint8))
 
     def test_missing_file_and_folder(self, tmp_path):
         with pytest.raises(ValueError, match=r"there is no image .*absent\.png"):

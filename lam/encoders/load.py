@@ -43,14 +43,16 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Raises:
         CorruptFileError: if a file is missing, truncated or altered; the error names it.
-        ValueError: for a missing network, an unknown kind, a folder that lam did not write, or a `network` that is no
-            module, has other tensors or shapes, or holds one member of an ensemble twice.
+        ValueError: for the folder of a run, a missing network, an unknown kind, a folder that lam did not write, or a
+            `network` that is no module, has other tensors or shapes, or holds one member of an ensemble twice.
     """
     if not isinstance(network, nn.Module | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"network must be a torch.nn.Module, got {type(network).__name__}: give lam.load(folder, network), or all "
             "members of an ensemble as torch.nn.ModuleList(members)"
         )
+    if (of_run := Path(folder) / "encoder").is_dir() and (Path(folder) / "config.yaml").is_file():
+        raise ValueError(f"{folder} is a run: give lam.load({str(of_run)!r})")
     try:
         return _restored(encoder_files.load(folder, network), folder)
     except _UNREADABLE as error:

@@ -196,3 +196,10 @@ def test_the_fingerprint_is_of_the_content_and_not_of_when_it_was_written(tmp_pa
         return fingerprint(tmp_path)
 
     assert written("{}") == written("{}") != written("[]")
+
+
+def test_the_folder_of_a_run_names_its_encoder(tmp_path: Path) -> None:
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(ValueError, match=r"is a run: give lam.load\('.*/encoder'\)"):
+        lam.load(tmp_path)

@@ -80,6 +80,8 @@ class ItemStore:
             self._refuse_lost()
         with explain_errors(self.path), ExitStack() as opened:
             self._writer = self._connect(opened)
+            # altered text that is no longer UTF-8 must be read too, so that its row can be named and dropped
+            self._writer.text_factory = lambda text: text.decode(errors="replace")
             self._prepare()
             self._reader, self._lister = self._connect(opened), self._connect(opened)
             opened.pop_all()  # from here on, `close` closes the connections

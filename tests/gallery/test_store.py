@@ -129,10 +129,11 @@ def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(tmp_path: Path) -> 
     store.close()
 
 
-def test_an_altered_row_is_named_and_can_be_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["kappa = 8.0", "label = CAST(x'ef6e65' AS TEXT)"])  # the text is not UTF-8
+def test_an_altered_row_is_named_and_can_be_dropped(tmp_path: Path, change: str) -> None:
     store = ItemStore(tmp_path / "items.sqlite")
     store.write([item("good"), item("bad", 5)])
-    store._writer.execute("UPDATE items SET kappa = 8.0 WHERE id = 'bad'")
+    store._writer.execute(f"UPDATE items SET {change} WHERE id = 'bad'")
     with pytest.raises(CorruptFileError, match=r"items.sqlite: rows bad are altered.*--drop-corrupt"):
         store.check()
     assert store.check(drop_corrupt=True) == ["bad"]

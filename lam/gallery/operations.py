@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lam.gallery.filters import Filter
-from lam.gallery.item import Images, Item, metadata_json
+from lam.gallery.item import SERVED, Images, Item, metadata_json
 from lam.gallery.refusal import Refusal
 from lam.retrieval.index.fusion import Sums
 
@@ -81,13 +81,17 @@ class Patch:
     metadata: Mapping[str, Any]
 
     def over(self, old: Item) -> Item:
-        """The changed item; a new `text` for a text item, or metadata that are too long, are refused."""
+        """The changed item, which `lam index` no longer replaces.
+
+        A new `text` for a text item, or metadata that are too long, are refused.
+        """
         metadata = json.loads(old.metadata)
         if "text" in self.metadata and old.text is not None:
             raise Refusal("conflict", "the text is the content of the item", allowed="PUT with another text")
         metadata |= self.metadata
         kept = {name: value for name, value in metadata.items() if value is not None or name not in self.metadata}
-        return replace(old, label=old.label if self.label is None else self.label, metadata=metadata_json(kept))
+        new = replace(old, label=old.label if self.label is None else self.label, metadata=metadata_json(kept))
+        return old if new == old else replace(new, origin=SERVED)
 
 
 @dataclass(frozen=True)

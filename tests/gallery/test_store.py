@@ -18,6 +18,7 @@ import pytest
 
 from lam.gallery.database import explain_errors
 from lam.gallery.item import Images, Item, ItemInfo, check_id, metadata_json, normalize_label
+from lam.gallery.operations import Patch
 from lam.gallery.refusal import Refusal
 from lam.gallery.replica import Snapshot
 from lam.gallery.store import FACTORY, FILE, MARK, MEAN_SAMPLES, ItemStore
@@ -140,6 +141,17 @@ def test_an_altered_row_is_named_and_can_be_dropped(tmp_path: Path, change: str)
     assert store.check() == []
     assert store.get("good") is not None
     store.close()
+
+
+def test_indexing_again_keeps_an_item_that_the_service_changed(tmp_path: Path) -> None:
+    with closing(ItemStore(tmp_path / "items.sqlite")) as store:
+        indexed = [item(name, origin="index") for name in "abc"]
+        store.replace(indexed, facts={})
+        store.write([Patch("a", "two", {"page": 3}), Patch("b", "one", {})])  # the second changes nothing
+        store.replace(indexed[:1], facts={})
+        assert [(item.id, item.label, item.metadata) for _, item in store.items_by_key()] == [
+            ("a", "two", '{"page": 3}')
+        ]
 
 
 def test_a_row_that_is_missing_is_noticed(tmp_path: Path) -> None:

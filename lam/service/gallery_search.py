@@ -137,7 +137,9 @@ class GallerySearch:
             return answer
         labels = [infos[key].label for key in first.ids.flatten().tolist()]
         cosine, label = (float(first.scores[0, 0]), labels[0]) if labels else (-1.0, "")
-        answer_id, promise, is_due = self._watch.count(answer.decision, answer.kappa, cosine, label)
+        if (counted := self._watch.count(answer.decision, answer.kappa, cosine, label)) is None:
+            return answer
+        answer_id, promise, is_due = counted
         if is_due:
             self._write()
         return answer.model_copy(update={"answer_id": answer_id, "promise": promise})

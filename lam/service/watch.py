@@ -139,14 +139,15 @@ class Watch:
         promise = self._promise
         return [] if promise is None else promise.readings
 
-    def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
+    def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool] | None:
         """Count a query, and return the answer's id, the state of the promises, and whether to call `write` now.
 
         Only searches of the whole gallery count. `cosine` and `label` are of the first hit (−1 and empty without hits).
+        Without a promise, such as just before `renew` begins the first one, nothing is counted, and the result is None.
         """
         promise = self._promise
         if promise is None:
-            raise ValueError("a run without calibration promises nothing")
+            return None
         with self._counting:
             before = promise.state
             promise.observe(kappa, cosine)

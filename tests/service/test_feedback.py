@@ -187,6 +187,21 @@ def test_another_calibration_is_another_promise(served_run: Path) -> None:
         assert feedback(client, search(client), label="").status_code == 200
 
 
+def test_searches_go_on_before_the_promise_of_a_first_calibration_begins(
+    calibrated_run: Path, run_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Engine(run_copy, SMALL)) as engine:
+        client = client_of(engine)
+        shutil.copytree(calibrated_run / "calibration", run_copy / "calibration")
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.watch, "renew", lambda calibration: None)
+            engine.recalibrate()
+        answer = search(client)
+        assert (answer["decision"] is None, answer["promise"], answer["answer_id"]) == (False, None, None)
+        engine.recalibrate()
+        assert search(client)["promise"] == "holds"
+
+
 def test_altered_files_are_named(served_run: Path) -> None:
     Engine(served_run, SMALL).close()
     path = served_run / WATCH / FILE

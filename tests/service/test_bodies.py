@@ -121,7 +121,11 @@ def test_other_texts_are_no_image(image: str) -> None:
 def test_a_name_twice_is_refused_beside_colons_in_texts() -> None:
     once = '{"first": {"text": "a:b:c"}, "second": {"text": "data:"}}'
     assert pair_of(once.encode(), LIMITS) == ["a:b:c", "data:"]
-    for twice in (once[:-1] + ', "second": {"text": "d"}}', once.replace('{"text"', '{"text": "", "text"', 1)):
+    for twice in (
+        once[:-1] + ', "second": {"text": "d"}}',
+        once.replace('{"text"', '{"text": "", "text"', 1),
+        once.replace('"a:b:c"', '"a", "text": "\\u003a"'),
+    ):
         with pytest.raises(ServiceError, match="more than once"):
             pair_of(twice.encode(), LIMITS)
 

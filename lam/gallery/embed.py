@@ -128,7 +128,7 @@ class ImageBatches:
             if read and (self._goes_on or not self._damaged.reasons):
                 self.read += [path for path, _ in read]
                 yield torch.stack([image for _, image in read])
-        self._damaged.settle(sum(map(len, self._parts)))
+        self._damaged.settle(len({path for part in self._parts for path in part}))
 
 
 def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:

@@ -67,6 +67,12 @@ def test_the_others_stay_whatever_names_hold(tmp_path: Path) -> None:
         without_damaged(items, frozenset(map(path_key, files)))
 
 
+def test_a_damaged_file_that_is_listed_twice_is_the_only_one(tmp_path: Path) -> None:
+    (file := tmp_path / "bad.png").write_bytes(b"milk, bread")
+    with pytest.raises(ValueError, match="1 of 1 images cannot be read"):
+        list(ImageBatches([file, file], SIZED, DamagedFiles(skip=True)))
+
+
 @pytest.mark.parametrize(
     ("skip", "goes_on", "sizes"),
     [(True, None, [63, 64, 2]), (False, None, []), (False, True, [63, 64, 2])],
@@ -79,7 +85,7 @@ def test_batches_go_on_after_a_damaged_file_or_the_rest_is_read_alone(
     files[3], files[131], files[130] = tmp_path / "gone.png", tmp_path / "gone too.png", tmp_path / "and this.png"
     damaged, read = DamagedFiles(skip=skip), list[int]()
     batches = ImageBatches(files, SIZED, damaged, goes_on=goes_on)
-    with pytest.warns(Note) if skip else pytest.raises(ValueError, match="3 of 132 images cannot be read"):
+    with pytest.warns(Note) if skip else pytest.raises(ValueError, match="3 of 9 images cannot be read"):
         read.extend(len(batch) for batch in batches)
     assert (len(batches), read) == (3, sizes)
     assert batches.read == [path for path in files if path not in damaged.reasons][: sum(read)]

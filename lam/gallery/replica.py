@@ -57,7 +57,7 @@ class Replica(Gallery):
             self.store = resources.enter_context(closing(ItemStore(folder / FILE, read_only=True)))
             if is_remote:
                 self._index = RemoteIndex(str(index), self.store, dimension, follows=False)
-            elif self.store.is_immutable:
+            elif self.store.is_immutable and "://" not in (index or ""):
                 self.store.check()
                 self._index = self._open_index(index)
             else:

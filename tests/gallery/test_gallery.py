@@ -92,6 +92,8 @@ def test_a_read_only_folder_is_searched_and_never_written(run_copy: Path, monkey
             assert found(replica, embeddings(1), k=60) == expected
             with pytest.raises(Refusal, match="only reads its run"):
                 replica.write(items(1))
+    with pytest.raises(ValueError, match="got 'milvus:///items.db/items'"):  # Milvus Lite would be written
+        Replica(folder, D, index="milvus:///items.db/items")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     (folder / f"{FILE}-wal").touch()
     with pytest.raises(ValueError, match="sqlite-wal holds changes of a service that runs or was killed"):

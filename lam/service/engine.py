@@ -76,6 +76,7 @@ class Engine:
         require_faiss()
         self.embedder = Embedder(self.run, settings, device)
         self.samples = self.run.samples
+        _ = self.run.fingerprint, self.run.gallery_kind  # read now for `GET /v1/model`: later the folder may be gone
         responder = self._responder()
         live = None if settings.keep_queries is None else LiveQueries(self.run, settings.keep_queries)
         open_gallery = self.run.open_replica if replica else partial(self.run.open_gallery, drop_corrupt=drop_corrupt)

@@ -30,7 +30,7 @@ from lam.service.limits import Limits
 from lam.service.queries import Query, Search
 from lam.service.settings import ServiceSettings
 from lam.utils.files import locked
-from tests.service.asking import HOST, JSON, embedding
+from tests.service.asking import HOST, JSON, client_of, embedding
 from tests.service.serving import Served, Watch, large_run, served
 
 
@@ -251,6 +251,11 @@ def test_a_run_that_cannot_be_opened_leaves_the_old_one(served_run: Path, tmp_pa
         assert found.ask("GET", "/v1/ready")[0] == 200
         point(link, served_run)
         assert found.ask("POST", "/v1/reload")[1]["exchanged"] is False
+
+
+def test_a_run_whose_folder_was_moved_is_still_described(engine: Engine, tmp_path: Path) -> None:
+    engine.run.folder.rename(tmp_path / "moved")
+    assert client_of(engine).get("/v1/model").json()["gallery"] == "classes"
 
 
 def test_another_folder_in_the_place_of_the_served_one_is_opened(served_run: Path, tmp_path: Path) -> None:

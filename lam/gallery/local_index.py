@@ -169,7 +169,7 @@ def _load_cached(cache: Path, dimension: int, factory: str) -> Index | None:
         return None
     try:
         index = Index.load(cache)
-    except (CorruptFileError, ValueError) as error:
+    except (CorruptFileError, ValueError, OSError) as error:  # a service may delete it meanwhile
         _LOG.warning("the index is built anew from the stored embeddings: %s", error)
         return None
     return index if (index.dimension, index.factory) == (dimension, factory) else None

@@ -163,7 +163,7 @@ class Client:
         return _of(Item, self._ask("PATCH", _path(id), {name: to for name, to in changes.items() if to is not None}))
 
     def delete(self, id: str) -> bool:
-        """Erase an item; returns whether the gallery held it."""
+        """Erase an item; False if the gallery does not hold it, or if an earlier try that got 503 had deleted it."""
         try:
             return self._ask("DELETE", _path(id))["deleted"]
         except ServiceError as error:

@@ -100,7 +100,8 @@ def limited_time(connection: sqlite3.Connection) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if _code_of(error) != sqlite3.SQLITE_INTERRUPT:
             raise
-        raise busy(f"the filter took longer than {_FILTER_SECONDS:g} s: give fewer conditions") from None
+        what = f"looking through the items took longer than {_FILTER_SECONDS:g} s"
+        raise busy(f"{what}: a filter of fewer conditions is faster") from None
     finally:
         connection.set_progress_handler(None, _STEPS)
 

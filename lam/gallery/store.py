@@ -3,14 +3,16 @@
 SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row detects an altered row.
 The ledger holds the number of rows and the XOR of their hashes, and detects lost, repeated or replaced rows. XOR is its
 own inverse, so a change updates the ledger without reading other rows. An update deletes the old row and inserts a new
-one under a new key. So the content of a key never changes, and comparing keys suffices to update an index. A second
-file, the mark, records that the database existed, so that opening a lost database raises an error.
+one under a new key. The keys of a process begin at its time, so that a restored copy gives no key twice. So the content
+of a key never changes, and comparing keys suffices to update an index. A second file, the mark, records that the
+database existed, so that opening a lost database raises an error.
 """
 
 import os
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -45,6 +47,7 @@ _INFO = (
     "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa)), kappa, sha256, "
     "thumbnail IS NOT NULL"
 )
+_RAISE_KEYS = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'items'"
 _SCHEMA = f"""
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
@@ -76,6 +79,7 @@ class ItemStore:
         self.path, self._read_only, self._make = Path(path), read_only, make and not read_only
         self._mark = self.path.with_name(MARK)
         self._reading, self._listing = threading.Lock(), threading.Lock()
+        self._has_raised_keys = False
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
         with explain_errors(self.path), ExitStack() as opened:
@@ -152,7 +156,7 @@ class ItemStore:
         if fault and not drop_corrupt:
             raise self._corrupt(fault)
         if fault:
-            with transaction(self._writer) as changes:
+            with explain_errors(self.path), transaction(self._writer) as changes:
                 changes.drop(altered)
         return list(altered.values())
 
@@ -339,7 +343,10 @@ class ItemStore:
         if self._file is not None and not os.fstat(self._file).st_nlink:  # SQLite would go on in the deleted file
             raise full(f"{self.path} was deleted or replaced: end this process, and restore the file")
         with refuse_unstored(), transaction(self._writer) as changes:
+            if not self._has_raised_keys:
+                self._writer.execute(_RAISE_KEYS, (time.time_ns() // 1000,))
             yield changes
+        self._has_raised_keys = True
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:

@@ -154,6 +154,20 @@ def test_indexing_again_keeps_an_item_that_the_service_changed(tmp_path: Path) -
         ]
 
 
+def test_a_restored_copy_gives_no_key_again(tmp_path: Path) -> None:
+    """A cached graph or a collection would hold the vector of the lost item under the key of the new one."""
+    path, keys = tmp_path / "items.sqlite", list[int]()
+    for name in "abc":
+        if name == "c":
+            (tmp_path / "copy").replace(path)
+        with closing(ItemStore(path)) as store:
+            store.write([item(name)])
+            keys.append(max(store.keys()))
+        if name == "a":
+            shutil.copy(path, tmp_path / "copy")
+    assert keys == sorted(set(keys))
+
+
 def test_a_row_that_is_missing_is_noticed(tmp_path: Path) -> None:
     store = ItemStore(tmp_path / "items.sqlite")
     store.write([item("a"), item("b")])

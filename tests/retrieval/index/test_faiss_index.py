@@ -89,6 +89,14 @@ def test_a_search_among_some_ids_finds_the_best_of_these(
     assert (narrow.kappa >= 50).all()
 
 
+@pytest.mark.parametrize("order", [torch.arange(50), torch.arange(50).flip(0)])
+def test_a_search_among_some_ids_needs_no_order_of_adding(order: torch.Tensor) -> None:
+    index, items = Index(DIMENSION), embeddings(50)
+    index.add(items, order**9)  # with wide gaps
+    hits = index.search(items[:2], k=50, among=[number**9 for number in range(1, 60, 3)])
+    assert hits.ids.sort().values.tolist() == [[number**9 for number in range(1, 50, 3)]] * 2
+
+
 @pytest.mark.parametrize("factory", EXACT + ROUGH)
 def test_search_after_removal_and_addition(factory: str) -> None:
     """Ids, scores and κ belong together, whatever FAISS computes inside; what is removed never comes back."""

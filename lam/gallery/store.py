@@ -178,7 +178,14 @@ class ItemStore:
     def copy(self, path: str | Path) -> None:
         """Copy the items of one moment into a new file, while another process may write."""
         with explain_errors(self.path), closing(sqlite3.connect(path)) as new:
-            self._writer.backup(new)  # one transaction for all pages: with several, each write would restart the copy
+            try:
+                self._writer.backup(
+                    new
+                )  # one transaction for all pages: with several, each write would restart the copy
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                raise OSError(f"{path} cannot be written ({error}): make room on its disk") from None
 
     def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
         """Collect intact rows in `kept`; return the ids of altered rows by key, and the fault, empty without one."""

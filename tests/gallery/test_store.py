@@ -295,6 +295,13 @@ def test_what_another_process_locks_can_be_had_later(tmp_path: Path, monkeypatch
     store.close()
 
 
+def test_a_full_disk_of_a_copy_is_not_taken_for_the_disk_of_the_gallery(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 2**16), closing(ItemStore(tmp_path / FILE)) as store:
+        store.write([item("a", thumbnail=b"x" * 2**17)])
+        with pytest.raises(OSError, match=r"disk/copy.sqlite cannot be written .*: make room"):
+            store.copy(tmp_path / "disk" / "copy.sqlite")
+
+
 def test_a_file_that_cannot_be_written_is_called_that(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 2**20):
         path = tmp_path / "disk" / FILE

@@ -37,7 +37,7 @@ class Query:
 
     @property
     def capped(self) -> bool:
-        """Whether κ is an upper bound, not an estimate."""
+        """Whether κ is only a bound, at an end of its range, and not an estimate."""
         return bool(self.embedding.capped[0])
 
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:

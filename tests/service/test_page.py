@@ -467,6 +467,14 @@ def test_what_tells_new_classes_is_said_with_what_it_rests_on(page: Browser) -> 
 
 
 @needs_chromium
+def test_a_kappa_at_an_end_of_its_range_is_called_a_bound(page: Browser) -> None:
+    for kappa, capped, said in ((1e8, "true", "≥ 1.0e+8"), (1e-6, "true", "≤ 0.000001"), (3.0, "false", "3")):
+        answer = f"{{kappa: {kappa}, kappa_capped: {capped}, p_known: null, hits: [], unseen: null}}"
+        script = f"import('/words.js').then(({{ facts }}) => facts('abstain', {answer}, {{}})[0][1])"
+        assert page.run(script) == said
+
+
+@needs_chromium
 def test_a_credible_cap_that_holds_no_hit_is_left_out(page: Browser) -> None:
     answer = {"probability": 0.9, "kappa": 3.0, "kappa_capped": False, "p_known": None, "credible_cosine": 0.9}
     script = """

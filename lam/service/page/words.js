@@ -176,7 +176,8 @@ export function facts(decision, answer, calibration) {
     numbers.push(["New class", plain(answer.unseen.p_new), "p-value: small means that its class is in the gallery"]);
     numbers.push(["Class here", plain(answer.unseen.p_in_gallery), "p-value: small means that its class is not there"]);
   }
-  numbers.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, meaning]);
+  const bound = answer.kappa_capped ? (answer.kappa > 1 ? "≥ " : "≤ ") : ""; // both ends of the range are bounds
+  numbers.push(["κ", `${bound}${plain(answer.kappa)}`, meaning]);
   if (answer.p_known !== null) {
     numbers.push(["κ of the posterior", plain(answer.kappa_epistemic), "small: training leaves the embedding open"]);
     numbers.push(["Seen before", percent(answer.p_known), "small: I have not seen such a thing"]);

@@ -71,8 +71,10 @@ class Engine:
         self.run = Run(run)
         self.settings = settings = ServiceSettings() if settings is None else settings
         self.replica = replica
-        if replica and settings.keep_queries is not None:
-            raise ValueError("a replica writes nothing: let the service without --replica keep queries")
+        if replica and (drop_corrupt or settings.keep_queries is not None):
+            raise ValueError(
+                "a replica writes nothing: let a service without --replica keep queries and drop altered rows"
+            )
         require_faiss()
         self.embedder = Embedder(self.run, settings, device)
         self.samples = self.run.samples

@@ -1,6 +1,7 @@
 """The live queries that a service keeps: how many, which of all, and what `lam calibrate` makes of them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,3 +133,9 @@ def test_a_failed_write_is_not_tried_again_at_each_query(served_run: Path, monke
     for number in range(2 * EVERY + 9):
         live.add(*_query(number))
     assert tries == [EVERY, 2 * EVERY]
+
+
+@pytest.mark.parametrize("what", [{"settings": ServiceSettings(keep_queries=5)}, {"drop_corrupt": True}])
+def test_a_replica_refuses_what_it_cannot_write(run_copy: Path, what: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a replica writes nothing"):
+        Engine(run_copy, replica=True, **what)

@@ -172,6 +172,11 @@ class Engine:
             raise read_only()
         require_room(workers, self.settings.patience)
 
+    @property
+    def _together(self) -> int:
+        """Number of parts of a request that are submitted together; a queue must have room for them."""
+        return min(self.settings.batch, self.settings.queue)
+
     async def do(self, worker: Worker[Job, Value], job: Job) -> Value:
         """Do a job in the thread of a worker.
 
@@ -193,7 +198,7 @@ class Engine:
         """The query for each image, text or query of a batch, or its error. Other requests are embedded in between."""
         seconds = self.decoder.seconds_a_job + self.network.seconds_a_job
         most = self.settings.patience / 2 / seconds if seconds else 1
-        room = asyncio.Semaphore(max(1, min(self.settings.batch, int(most))))
+        room = asyncio.Semaphore(max(1, min(self._together, int(most))))
 
         async def embed(body: bytes | str) -> Query:
             async with room:
@@ -208,8 +213,8 @@ class Engine:
     async def search_all(self, searches: Sequence[Search]) -> list[SearchResponse | BaseException]:
         """The answer to each search, or its error. Other requests are searched in between."""
         answers: list[SearchResponse | BaseException] = []
-        for start in range(0, len(searches), self.settings.batch):
-            batch = searches[start : start + self.settings.batch]
+        for start in range(0, len(searches), self._together):
+            batch = searches[start : start + self._together]
             try:
                 answers += await self._in_time(self.searcher, partial(self._submit_all, batch))
             except Refusal as refusal:

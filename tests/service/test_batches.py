@@ -2,6 +2,8 @@
 
 import base64
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from starlette.testclient import TestClient
 from lam.service.engine import Engine
 from tests.milvus_servers import READING
 from tests.service.asking import JSON, PNG, alike, client_of, embedding, refused
-from tests.service.conftest import encoded
+from tests.service.conftest import SMALL, encoded
 
 INDEXES = READING
 
@@ -78,6 +80,13 @@ def test_a_batch_has_limits(client: TestClient, shared_engine: Engine) -> None:
     refused(client.post("/v1/search/batch", content=b"x", headers=PNG), 415)
     refused(client.post("/v1/search/batch", content=b"{", headers=JSON), 400)
     refused(client.post("/v1/search/batch?group=1", json={"queries": [query]}), 422)
+
+
+def test_a_batch_may_be_larger_than_a_queue(served_run: Path, png: bytes) -> None:
+    with closing(Engine(served_run, replace(SMALL, queue=2))) as engine:
+        queries = [image_of(png), embedding(engine.gallery.dimension)] * 5
+        answers = client_of(engine).post("/v1/search/batch?k=1", json={"queries": queries}).json()["answers"]
+        assert [len(answer["hits"]) for answer in answers] == [1] * 10
 
 
 def test_a_batch_counts_each_decision(served_run: Path) -> None:

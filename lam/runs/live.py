@@ -50,10 +50,9 @@ class LiveQueries:
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:
         """Count a query and add it; in a full sample, the query replaces a random one with probability size/seen."""
         self.seen += 1
-        if len(self._kept) < self._size:
-            self._kept.append((embedding, features))
-        elif (place := random.randrange(self.seen)) < self._size:
-            self._kept[place] = embedding, features
+        place = len(self._kept) if len(self._kept) < self._size else random.randrange(self.seen)
+        if place < self._size:  # copied, because a view would keep its whole batch in memory
+            self._kept[place : place + 1] = [(embedding[torch.zeros(1, dtype=torch.int64)], features.clone())]
         self._unwritten += 1
         if self._unwritten % EVERY == 0:  # a failed write is tried again only after as many more queries
             self.write()

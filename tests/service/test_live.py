@@ -83,6 +83,14 @@ def test_one_that_goes_on_with_another_size_prefers_none(served_run: Path) -> No
     assert len(larger._kept) == 20  # of the first 80 no more are left: others beside them would all be late ones
 
 
+def test_one_that_is_kept_keeps_no_others_of_its_batch(served_run: Path) -> None:
+    live, (embedding, features) = LiveQueries(Run(served_run), 20), _query(3)
+    live.add(Embeddings.concatenate([embedding] * 9)[4:5], features.repeat(9, 1)[4:5])
+    ((kept, own),) = live._kept
+    assert torch.equal(own, features)
+    assert [each.untyped_storage().nbytes() for each in (kept.mean, own)] == [kept.mean.nbytes, own.nbytes]
+
+
 def test_it_is_written_now_and_then_and_at_the_end_and_damage_is_named(served_run: Path) -> None:
     run = Run(served_run)
     with pytest.raises(ValueError, match="no queries .* were kept: `lam serve --keep-queries 2000` keeps them"):

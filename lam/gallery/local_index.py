@@ -49,7 +49,7 @@ class LocalIndex:
     """Always None: the index can always be searched."""
 
     def __init__(self, cache: Path, store: ItemStore, dimension: int, factory: str) -> None:
-        self._cache, self._lock = cache, threading.Lock()
+        self._cache, self._store, self._lock = cache, store, threading.Lock()
         self.index = build_index(cache, store.items_by_key(), dimension, factory, source=store.path)
         if not cache.is_dir():
             self._save()
@@ -76,7 +76,7 @@ class LocalIndex:
         self.index.sweep(self._lock)
 
     def close(self) -> None:
-        """Write the cache, unless the index is flat or still holds removed vectors."""
+        """Write the cache, unless the index is flat, still holds removed vectors, or the folder was moved."""
         with self._lock:
             self._save()
 
@@ -92,7 +92,7 @@ class LocalIndex:
         return recall
 
     def _save(self) -> None:
-        if self.index.factory == "Flat":
+        if self.index.factory == "Flat" or not self._store.is_in_place:  # the folder may be of another run now
             return
         if self.index.holds_removed:  # erased vectors must not come back from the cache
             shutil.rmtree(self._cache, ignore_errors=True)

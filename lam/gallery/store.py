@@ -111,6 +111,14 @@ class ItemStore:
         """Whether the file cannot change: its folder is read-only and holds no log (`immutable` ignores a log)."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the open file; false once its folder was moved, deleted or replaced."""
+        try:
+            return self._file is None or os.path.samestat(os.fstat(self._file), self.path.stat())
+        except OSError:
+            return False
+
     def _prepare(self) -> None:
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
         if version:

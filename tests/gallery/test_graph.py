@@ -1,6 +1,7 @@
 """A gallery that is searched along a graph, over the same store as one that is searched exactly."""
 
 import logging
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -107,6 +108,16 @@ def test_either_kind_serves_what_the_other_wrote(run_copy: Path) -> None:
     with opened(run_copy, None) as gallery:
         assert gallery.index.factory == "Flat"
         assert found(gallery, embeddings(25, 3), 50) == exact
+
+
+def test_no_graph_is_saved_beside_the_items_that_took_the_place(run_copy: Path, tmp_path: Path) -> None:
+    """Their next start would search it."""
+    folder, other = run_copy / "gallery", Path(shutil.copytree(run_copy / "gallery", tmp_path / "other"))
+    with opened(run_copy):
+        folder.rename(tmp_path / "moved")
+        other.rename(folder)
+    assert (tmp_path / "moved" / CACHE).is_dir()
+    assert not (folder / CACHE).exists()
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,7 @@ class ItemStore:
         """Copy the items of one moment into a new file, while another process may write."""
         with explain_errors(self.path), closing(sqlite3.connect(path)) as new:
             try:
-                self._writer.backup(
-                    new
-                )  # one transaction for all pages: with several, each write would restart the copy
+                self._writer.backup(new)  # all pages at once: with several transactions, a write restarts the copy
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                     raise

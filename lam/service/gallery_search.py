@@ -151,8 +151,8 @@ def _calibrated_part(gallery: Gallery, matching: Matching, calibration: Calibrat
         scores = false_accepts(
             calibration,
             partial(gallery.nearest, among=matching.keys),
-            lambda ids: torch.from_numpy(matching.labels[matching.keys.searchsorted(ids.numpy())]),
-            len(matching),
+            torch.tensor(matching.keys),
+            torch.tensor(matching.labels),
         )
         if scores is not None and scores.n_units >= needed(calibration.targets.far):
             calibrated = of_part(calibration, scores, len(matching))

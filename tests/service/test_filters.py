@@ -1,6 +1,7 @@
 """Filters over HTTP: on searches, lists and deletions, and the promise that holds in what a filter leaves."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.testclient import TestClient
 
 from lam.gallery.filters import MAX_FILTER, MAX_LEVELS
 from lam.retrieval.decisions.calibration import Calibration, UnmatchedQueries
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.hits import Hits, label_key
 from lam.service.engine import Engine
@@ -217,20 +219,57 @@ def test_false_accepts_stay_within_the_target_in_each_of_twenty_random_filters(
     assert sum(shares["mean"]) / 20 <= alpha + 0.002
 
 
+@pytest.mark.parametrize(("n_classes", "n_kept"), [(2, 1), (5, 1), (10, 5)])
+def test_a_filter_by_label_keeps_the_target_for_queries_of_the_other_labels(
+    shared_engine: Engine, n_classes: int, n_kept: int
+) -> None:
+    base = shared_engine.responder.calibration
+    assert base is not None
+    generator, rates = torch.Generator().manual_seed(2), []
+    labels = torch.arange(60) % n_kept
+    items = sphere(60, labels, generator)
+    new = sphere(4000, torch.randint(n_kept, n_classes, (4000,), generator=generator), generator)
+    for _ in range(60):
+        own = torch.randint(n_classes, (99,), generator=generator)
+        accept_above = threshold(base, UnmatchedQueries(sphere(99, own, generator), own), items, labels, 0.05)
+        rates.append(float(((new @ items.T).amax(1).double() > accept_above).double().mean()))
+    assert sum(rates) / 60 <= 0.05 + 3 * 0.004
+
+
+def test_a_filter_that_leaves_too_few_queries_without_a_match_has_no_bound(shared_engine: Engine) -> None:
+    base = shared_engine.responder.calibration
+    assert base is not None
+    generator = torch.Generator().manual_seed(0)
+    own = torch.arange(30) % 2
+    unmatched = UnmatchedQueries(sphere(30, own, generator), own)
+    for n_kept, n_scores in ((1, 15), (2, 30)):
+        labels = torch.arange(20) % n_kept
+        scores = scores_of(base, unmatched, sphere(20, labels, generator), labels, 0.05)
+        assert scores is not None
+        assert len(scores) == n_scores
+    assert scores_of(base, UnmatchedQueries(unmatched.mean, own * 0), unmatched.mean, own * 0, 0.05) is None
+
+
 def threshold(
     base: Calibration, unmatched: UnmatchedQueries, items: torch.Tensor, labels: torch.Tensor, alpha: float
 ) -> float:
     """The accept threshold of a part of a gallery."""
-    from dataclasses import replace
+    scores = scores_of(base, unmatched, items, labels, alpha)
+    assert scores is not None
+    return of_part(replace(base, targets=replace(base.targets, far=alpha)), scores, len(items)).accept_above
+
+
+def scores_of(
+    base: Calibration, unmatched: UnmatchedQueries, items: torch.Tensor, labels: torch.Tensor, alpha: float
+) -> ConformalScores | None:
+    """The scores of the unmatched queries in a part of a gallery."""
 
     def search(queries: Embeddings, k: int) -> Hits:
         scores, ids = (queries.mean @ items.T).topk(k, dim=1)
         return Hits(ids, scores, torch.ones_like(scores, dtype=torch.float64))
 
     calibration = replace(base, unmatched=unmatched, targets=replace(base.targets, far=alpha))
-    scores = false_accepts(calibration, search, lambda ids: labels[ids], len(items))
-    assert scores is not None
-    return of_part(calibration, scores, len(items)).accept_above
+    return false_accepts(calibration, search, torch.arange(len(items)), labels)
 
 
 def test_more_hits_are_searched_where_all_first_ones_match(shared_engine: Engine) -> None:

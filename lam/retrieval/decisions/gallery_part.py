@@ -1,9 +1,12 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
 The probability is learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
-the cosine of the first hit alone. To find the threshold, the calibration's `UnmatchedQueries` search the part, and hits
-that match are skipped. The cosines are exchangeable with the cosine of a new query without a match, so the threshold
-keeps the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
+the cosine of the first hit alone. To find the threshold, the calibration's `UnmatchedQueries` without a match in the
+part search it. Their cosines are exchangeable with the cosine of a new query without a match, so the threshold keeps
+the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
+
+If too few queries lack a match, as in a part with items of most classes, all of them search the part, and hits that
+match are skipped. The promise is then about new queries that leave out their matches, too.
 """
 
 from collections.abc import Callable
@@ -13,8 +16,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.calibration import Calibration, UnmatchedQueries
+from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.flags import substitute
 from lam.retrieval.index.hits import Hits
 from lam.vmf.embeddings import Embeddings
@@ -26,43 +29,55 @@ _HITS = 64  # first hits of each query; if all of them match, the search is repe
 def false_accepts(
     calibration: Calibration,
     search: Callable[[Embeddings, int], Hits],
-    labels_of: Callable[[Int64[Tensor, "Q K"]], Int64[Tensor, "Q K"]],
-    size: int,
+    keys: Int64[Tensor, " G"],
+    labels: Int64[Tensor, " G"],
 ) -> ConformalScores | None:
-    """For each unmatched query, the cosine of the best hit that does not match; −1 if all items match.
+    """For each query that bounds false accepts in the part, the cosine of the best hit that does not match.
 
-    If an index returns only matches, the last hit's cosine is used: an upper bound, which raises the threshold.
+    A query whose class has all items of the part has nothing to accept, and is left out. In an empty part, each query
+    counts with −1. If an index returns only matches, the last hit's cosine is used: an upper bound, which raises the
+    threshold. The result is None for a calibration without unmatched queries, or if no query is left.
 
     Args:
-        calibration: calibration with unmatched queries; without them, the result is None.
+        calibration: calibration with unmatched queries.
         search: takes queries and k; returns the k nearest items of the part.
-        labels_of: takes ids; returns the items' `label_key`, or −1 for an item without a label, which never matches.
-        size: number of items in the part.
+        keys: (G,) ids of the items in the part, rising.
+        labels: (G,) the items' `label_key`, or −1 for an item without a label, which never matches.
     """
-    unmatched = calibration.unmatched
+    unmatched, size = calibration.unmatched, len(keys)
     if unmatched is None:
         return None
+    rows = _bounding(unmatched, labels, calibration.targets.far)
     best = torch.full((len(unmatched.mean),), -torch.inf, dtype=torch.float64)
-    left = torch.arange(len(best) if size else 0)
-    k = min(_HITS, size)
+    left, k = rows if size else rows[:0], min(_HITS, size)
     while len(left):
         again: list[Tensor] = []
-        for rows in left.split(_BLOCK):
-            one = torch.ones(len(rows), dtype=torch.float64)
-            hits = search(Embeddings(unmatched.mean[rows], one, one, one), k)
+        for asking in left.split(_BLOCK):
+            one = torch.ones(len(asking), dtype=torch.float64)
+            hits = search(Embeddings(unmatched.mean[asking], one, one, one), k)
             if hits.ids.shape[1] == 0:
                 continue
-            labels, own = labels_of(hits.ids), unmatched.labels[rows][:, None]
-            other = (labels != own) | (own < 0)
+            own = unmatched.labels[asking][:, None]
+            other = (labels[torch.searchsorted(keys, hits.ids)] != own) | (own < 0)
             place = other.to(torch.int8).argmax(1)
             cosines = hits.scores.double()
             found, n_hits = other.any(1), hits.ids.shape[1]
             rest = cosines[:, -1] if n_hits < size else torch.full_like(cosines[:, -1], -torch.inf)
-            best[rows] = torch.where(found, cosines.gather(1, place[:, None])[:, 0], rest)
+            best[asking] = torch.where(found, cosines.gather(1, place[:, None])[:, 0], rest)
             if n_hits == k < size:
-                again.append(rows[~found])
+                again.append(asking[~found])
         left, k = torch.cat(again) if again else left[:0], min(8 * k, size)
-    return ConformalScores.of(best.clamp(min=-1), unmatched.classes)
+    rows = rows[best[rows].isfinite()] if size else rows
+    if len(rows) == 0:
+        return None
+    return ConformalScores.of(best[rows].clamp(min=-1), None if unmatched.classes is None else unmatched.classes[rows])
+
+
+def _bounding(unmatched: UnmatchedQueries, labels: Int64[Tensor, " G"], far: float) -> Int64[Tensor, " R"]:
+    """Rows of the queries without a match among these labels or, if they are too few for the rate, of all queries."""
+    rows = ((unmatched.labels < 0) | ~torch.isin(unmatched.labels, labels)).nonzero().flatten()
+    units = rows if unmatched.classes is None else unmatched.classes[rows].unique()
+    return rows if len(units) >= needed(far) else torch.arange(len(unmatched.labels))
 
 
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:

@@ -85,8 +85,8 @@ def knn_accuracy(
     classes, numbers = labels.unique(return_inverse=True)
     directions, right = F.normalize(features), 0
     for rows, truth in zip(F.normalize(test_features).split(_BLOCK), test_labels.split(_BLOCK), strict=True):
-        nearest = (rows @ directions.T).topk(k).indices
-        votes = F.one_hot(numbers[nearest], len(classes)).sum(1)
+        found = numbers[(rows @ directions.T).topk(k).indices]
+        votes = numbers.new_zeros(len(rows), len(classes)).scatter_add_(1, found, torch.ones_like(found))
         right += int((classes[votes.argmax(1)] == truth).sum())
     return right / len(test_labels)
 

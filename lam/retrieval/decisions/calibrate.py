@@ -120,9 +120,6 @@ class CalibrationData:
         """
         searches, reference, has_other = self.searches, self.reference, self.has_other
         cosines, strangers = self.cosines_without_match, self.strangers
-        without_own_class = reference
-        if reference is not None and reference.labels is not None and self.classes is not None:
-            without_own_class = reference.excluding(self.classes[has_other])
         whole = OtherQueries(self.queries, searches.cosines, self.labels_of(searches.hits), self.features)
         without_matches = OtherQueries(
             self.queries[has_other],
@@ -132,9 +129,13 @@ class CalibrationData:
         )
         scores_of = partial(self.scores_of, nearest=nearest, labelled=labelled)
         fold = folds_of(torch.arange(len(self.queries)))
+        queries = Group(scores_of(whole, reference=reference), fold)
+        without_own_class = reference  # copied only now, with the Gaussians that the line above computed
+        if reference is not None and reference.labels is not None and self.classes is not None:
+            without_own_class = reference.excluding(self.classes[has_other])
         as_strangers = Group(scores_of(without_matches, reference=without_own_class), fold[has_other])
         evidence = Evidence(
-            Group(scores_of(whole, reference=reference), fold),
+            queries,
             searches.has_mate,
             searches.correct,
             no_match=Group(scores_of(without_matches, reference=reference), fold[has_other]),

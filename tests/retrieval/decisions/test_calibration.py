@@ -20,7 +20,7 @@ from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.open_set import Searches, search_open_set
-from lam.retrieval.metrics.reference import Reference
+from lam.retrieval.metrics.reference import EXPONENTS, Reference
 from lam.vmf.distribution import VonMisesFisher, credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 from tests.retrieval.decisions.calibrated import calibrated
@@ -104,6 +104,21 @@ def test_a_hit_is_accepted_by_what_was_asked_for(tmp_path: Path, accept: str) ->
     foreign = float((decisions.statistic[~found.correct] > calibration.accept_above).double().mean())
     answered = float((decisions.statistic[found.correct] > calibration.accept_above).double().mean())
     assert accept == "kappa" or answered > 2 * foreign
+
+
+def test_a_calibration_chooses_the_exponent_of_its_reference_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    exponents: list[float] = []
+    misfit = Reference._misfit  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: Reference, exponent: float, is_first: torch.Tensor) -> float:
+        exponents.append(exponent)
+        return misfit(self, exponent, is_first)
+
+    monkeypatch.setattr(Reference, "_misfit", counted)
+    (_, asked, gallery), labels = _searches(), _items(300, 1000)[1]
+    reference = Reference.of(gallery.mean * torch.linspace(1, 2, 300)[:, None], labels)
+    _calibration(features=asked.mean, reference=reference, classes=_items(400, 0)[1], gallery_labels=labels)
+    assert sorted(exponents) == sorted(EXPONENTS)
 
 
 def test_what_is_accepted_by_must_be_known_and_there_must_be_evidence_of_it() -> None:

@@ -285,7 +285,7 @@ class Posterior(ABC):
         best: Any = minimize_scalar(
             lambda log_alpha: -self.log_marginal_likelihood(10.0**log_alpha), bounds=(-8, 8), method="bounded"
         )
-        return replace(self, prior_precision=float(10.0**best.x))
+        return self._with_prior(float(10.0**best.x))
 
     def with_prior_step(self: Same, rate: float) -> Same:
         """The posterior after a step of size `rate` in log α, in the direction of greater `log_marginal_likelihood`."""
@@ -293,7 +293,11 @@ class Posterior(ABC):
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)
         )
-        return replace(self, prior_precision=alpha * math.exp(math.copysign(rate, rise)))
+        return self._with_prior(alpha * math.exp(math.copysign(rate, rise)))
+
+    def _with_prior(self: Same, prior_precision: float) -> Same:
+        """The posterior with this α and the same s; a fixed α alone would change the default s."""
+        return replace(self, prior_precision=prior_precision, likelihood_scale=self.scale)
 
     def to(self: Same, device: torch.device | str) -> Same:
         """The posterior with weights and curvature on a device."""

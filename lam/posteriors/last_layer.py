@@ -251,7 +251,7 @@ class LowRankPosterior(Posterior):
 
     def log_det_precision(self, prior_precision: float) -> float:
         """Σ_i (Σ_j log d_ij + Σ_k log(1 + σ_ik))."""
-        other = replace(self, prior_precision=prior_precision)
+        other = self._with_prior(prior_precision)
         return float(other._diagonal.log().sum() + other._inner[1].log1p().sum())
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:

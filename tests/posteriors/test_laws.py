@@ -208,6 +208,19 @@ def test_the_evidence_has_its_maximum_where_the_best_prior_is(name: str):
         assert posterior.log_marginal_likelihood(alpha) >= posterior.log_marginal_likelihood(factor * alpha)
 
 
+def test_the_best_prior_and_a_step_keep_an_untuned_scale(name: str):
+    posterior = replace(make(name)[0], prior_precision=None, likelihood_scale=None, prior_ratio=1e-9)
+    assert posterior.scale > 2 * N**2  # raised, because the curvature is small
+    fixed = replace(posterior, likelihood_scale=posterior.scale)
+    assert posterior.log_marginal_likelihood(0.3) == pytest.approx(fixed.log_marginal_likelihood(0.3))
+    for of_untuned, of_fixed in (
+        (posterior.with_best_prior(), fixed.with_best_prior()),
+        (posterior.with_prior_step(0.1), fixed.with_prior_step(0.1)),
+    ):
+        assert of_untuned.scale == posterior.scale
+        assert of_untuned.alpha == pytest.approx(of_fixed.alpha)
+
+
 def test_it_adds_up_and_forgets(name: str):
     one, other = make(name)[0], make(name, seed=1)[0]
     both = one + other

@@ -274,7 +274,9 @@ class Index:
         index = cls(store.dimension, settings["factory"], parameters=settings["parameters"], device=device)
         index._store, index.mean_samples = store, settings["mean_samples"]
         if problem is None:
-            if index._faiss is not None:
+            if structure is None:  # Flat, saved on a CPU: a GPU needs a structure
+                index._faiss = index._rebuilt()
+            elif index._faiss is not None:
                 index._faiss = faiss_calls.prepare(structure, index.parameters, device)
             return index
         warnings.warn(f"{problem}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)

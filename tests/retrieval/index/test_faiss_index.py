@@ -497,6 +497,18 @@ def test_a_type_without_a_form_for_gpus_is_refused(monkeypatch: pytest.MonkeyPat
         Index(DIMENSION, "HNSW32", device="cuda:1")
 
 
+def test_flat_saved_on_a_cpu_is_loaded_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, items, _ = filled("Flat", 10)
+    index.save(tmp_path / "index")
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(
+        faiss, "index_cpu_to_gpu", lambda resources, device, structure: structure.this and structure, raising=False
+    )
+    monkeypatch.setattr(faiss, "index_gpu_to_cpu", lambda structure: structure, raising=False)
+    loaded = Index.load(tmp_path / "index", device="cuda")
+    assert torch.equal(loaded.search(items, k=3).ids, index.search(items, k=3).ids)
+
+
 class _Failing:
     """A FAISS structure whose searches fail as they do on a GPU."""
 

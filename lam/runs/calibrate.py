@@ -65,13 +65,12 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     mixture = search_unlabelled(inputs, known)
     options, gallery = inputs.options, known.searchable
     is_whole = gallery.is_stored and not gallery.without_label
-    embeddings, labels, items = known.queries.embeddings, known.labels, gallery.items.mean  # no labels: places
     of_strangers, share = strangers.can_bound(targets.far), options.share_of_strangers
     choices = Choices(targets, options.flag, options.accept, of_strangers=of_strangers, share=share)
     with inputs.run.lock():
         data = CalibrationData(
             known.searches,
-            embeddings,
+            known.queries.embeddings,
             features=known.queries.features,
             classes=None if inputs.splits is None else _classes(known, inputs.splits.train),
             gallery_labels=known.gallery_labels,
@@ -85,7 +84,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             key=inputs.run.fingerprint,
             verifier=known.verifier,
             unseen=_unseen(inputs.run, gallery) if is_whole else None,
-            intervals=None if labels is None else CosineIntervals.fit(embeddings, labels, items, known.searches.hits),
+            intervals=_intervals(known),
             unmatched=_unmatched(known, strangers, targets.far, inputs.config.seed),
             facts=_facts(inputs, known, strangers, mixture, targets),
         )
@@ -184,6 +183,15 @@ def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> Unm
 
 def _keys(labels: Iterable[str]) -> Tensor:
     return torch.tensor([label_key(label) for label in labels], dtype=torch.int64)
+
+
+def _intervals(known: Known) -> CosineIntervals | None:
+    """Intervals for the cosines of hits; None for images of places."""
+    if known.labels is None:
+        return None
+    rows = known.searches.has_mate
+    queries, hits = known.queries.embeddings[rows], known.searches.hits[rows]
+    return CosineIntervals.fit(queries, known.labels[rows], known.searchable.items.mean, hits)
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:

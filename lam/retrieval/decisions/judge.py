@@ -119,7 +119,8 @@ def calibrate_vectors(
     _check_units("vectors", _plain(items, torch.ones(len(items))), embeddings.dimension)
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
     searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
-    intervals = CosineIntervals.fit(embeddings, own, items, searches.hits)
+    known = searches.has_mate
+    intervals = CosineIntervals.fit(embeddings[known], own[known], items, searches.hits[known])
     data = CalibrationData(searches, embeddings, gallery_labels=stored)
     calibration = calibrate(data, choices, key=key, intervals=intervals)
     if (n_stored := int((searches.score > 1 - _EQUAL).sum())) > len(searches) / 2:

@@ -106,7 +106,7 @@ class CosineIntervals:
     def fit(
         cls, queries: Embeddings, labels: Int64[Tensor, " Q"], gallery: Float[Tensor, "G D"], hits: Int64[Tensor, "Q K"]
     ) -> "CosineIntervals | None":
-        """Intervals by split conformal prediction; None for too few pairs.
+        """Intervals by split conformal prediction, from queries with a match; None for too few pairs.
 
         The exchangeable units are disjoint pairs of queries of one class. A hit of one query has two cosines: with this
         query, and with the other query of the pair. Conformal quantiles of (second − first) · κ^(1/4) are `below` and

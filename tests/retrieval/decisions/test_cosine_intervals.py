@@ -95,6 +95,14 @@ def test_a_calibration_keeps_its_intervals(tmp_path: Path) -> None:
     assert load_calibration(tmp_path, key="vectors").intervals == made.intervals
 
 
+def test_queries_without_a_match_do_not_change_the_intervals() -> None:
+    queries, labels, gallery = drawn(400, torch.Generator().manual_seed(0))
+    names, stored = [str(label) for label in labels.tolist()], [str(label) for label in range(CLASSES // 2)]
+    made = calibrate_vectors(queries, names, gallery[: CLASSES // 2], stored, Choices(Targets(far=0.1, ood=0.1)))
+    known, rest = queries[labels < CLASSES // 2], gallery[: CLASSES // 2]
+    assert made.intervals == CosineIntervals.fit(known, labels[labels < CLASSES // 2], rest, hits_of(known, rest)[1])
+
+
 def test_too_few_pairs_give_no_intervals() -> None:
     queries, _, gallery = drawn(200, torch.Generator().manual_seed(0))
     hits = hits_of(queries, gallery)[1]

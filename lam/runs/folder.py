@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,12 +101,17 @@ def check_place(folder: Path, data: DataConfig) -> None:
 
 @contextmanager
 def open_for_writing(
-    folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
+    folder: Path,
+    settings: Mapping[str, Any],
+    parts: Mapping[str, Dataset],
+    splits: Splits,
+    write_lists: Callable[[Path], None] = lambda folder: None,
 ) -> Iterator[None]:
     """Start or continue a run in a folder. Within the context, the folder is locked against other processes.
 
-    A new run's settings, gallery kind, and fingerprints of all `parts` are written. Changed fingerprints are rejected,
-    because on changed data the run could test on training items.
+    A new run's settings, lists of copies and damaged files, gallery kind, and fingerprints of all `parts` are written.
+    The fingerprints come last: a run without them checks its data again. Changed fingerprints are rejected, because on
+    changed data the run could test on training items.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with files.locked(folder):
@@ -118,6 +123,7 @@ def open_for_writing(
         if not (folder / DATA).is_file():
             summaries = {name: _summary(images) for name, images in parts.items()}
             kind = {"gallery": splits.gallery, "answers": splits.answers}
+            write_lists(folder)
             files.write_record(folder / DATA, {**kind, "parts": summaries}, format=FORMAT)
         else:
             refuse_changed_data(folder, parts)

@@ -85,18 +85,16 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         return finished
     data = run_data.prepare_data(config, learns=plan.learns, progress=progress)
     network, start = distributed.rank_zero_first(lambda: plan.start(data.splits.train))
-    is_first = distributed.is_rank_zero() and data.is_new
-    if is_first:
+    if distributed.is_rank_zero() and data.is_new:
         run_data.warn_of_cut_texts(network, data.parts.values())
     stages = Stages.of(folder, progress=progress)
     items, training = plan.items(data.splits), plan.training(data.splits, start, stages)
     method.check(network, items, training)
     start = plan.checked(start, data.splits.validation)
     with ExitStack() as stack:  # only rank zero locks and writes the folder
-        opened = run_folder.open_for_writing(folder, config.resolved(), data.parts, data.splits)
+        settings = config.resolved()
+        opened = run_folder.open_for_writing(folder, settings, data.parts, data.splits, data.write_lists)
         distributed.broadcast_from_rank_zero(lambda: stack.enter_context(opened))
-        if is_first:
-            data.write_lists(folder)
         is_trained = distributed.broadcast_from_rank_zero((folder / run_folder.ENCODER / MANIFEST).is_file)
         trained = None if is_trained else method.train(network, items, training)
 

@@ -94,6 +94,22 @@ def test_images_exchanged_under_their_names_are_other_data(tmp_path: Path) -> No
     assert changed_parts(folder, parts) == ["train"]
 
 
+def test_fingerprints_are_written_after_the_lists_so_that_no_list_is_lost(tmp_path: Path) -> None:
+    splits, folder = datasets.load("digits"), tmp_path / "run"
+    settings, parts = load_config(DEMO).resolved(), {"train": splits.train}
+
+    def killed(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), open_for_writing(folder, settings, parts, splits, killed):
+        pass
+    written: list[Path] = []
+    for _ in range(2):  # the second start finds the fingerprints
+        with open_for_writing(folder, settings, parts, splits, written.append):
+            assert (folder / "data.json").is_file()
+    assert written == [folder]
+
+
 def test_other_soft_labels_are_other_data(tmp_path: Path) -> None:
     splits = datasets.load("digits")
     folder, test = tmp_path / "run", splits.test

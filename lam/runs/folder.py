@@ -135,8 +135,9 @@ def left_out(folder: Path, root: str | None) -> frozenset[str]:
     paths, settings = read_damaged(folder / DAMAGED), folder / CONFIG
     if not paths or root is None:
         return paths
-    before, now = (str(Path(place).resolve()) for place in (files.read_yaml(settings)["data"]["root"], root))
-    return frozenset(now + path.removeprefix(before) if path.startswith(before) else path for path in paths)
+    before, now = (Path(place).resolve() for place in (files.read_yaml(settings)["data"]["root"], root))
+    moved = (now / path.relative_to(before) if path.is_relative_to(before) else path for path in map(Path, paths))
+    return frozenset(map(str, moved))
 
 
 def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from lam import datasets
 from lam.inputs import Preprocessing
 from lam.runs.config_files import load_config
-from lam.runs.folder import changed_parts, open_for_writing, refuse_other_run
+from lam.runs.folder import changed_parts, left_out, open_for_writing, refuse_other_run
 from lam.runs.run import run
 
 DEMO = "digits laplace_posthoc"
@@ -92,6 +92,12 @@ def test_images_exchanged_under_their_names_are_other_data(tmp_path: Path) -> No
     first, second = splits.train.files[:2]
     second.write_bytes(first.read_bytes())
     assert changed_parts(folder, parts) == ["train"]
+
+
+def test_a_move_of_the_data_keeps_damaged_files_of_other_folders(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("data: {root: /data/img}")
+    (tmp_path / "damaged.csv").write_text("path,reason\n/data/img/a.png,cut\n/data/img2/b.png,cut\n")
+    assert left_out(tmp_path, "/new") == {"/new/a.png", "/data/img2/b.png"}
 
 
 def test_fingerprints_are_written_after_the_lists_so_that_no_list_is_lost(tmp_path: Path) -> None:

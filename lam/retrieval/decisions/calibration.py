@@ -255,8 +255,8 @@ class Calibration:
             accept_above=(zeros + accept_above).to(device),
             flag_above=(zeros + flag_above).to(device),
             score=hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf),
-            ood_score=ood_score,
-            p_value=self.detector.conformal_scores(flag).p_values(ood_score),
+            ood_score=ood_score.to(device),
+            p_value=self.detector.conformal_scores(flag).p_values(ood_score).to(device),
             flagged_by=(flag,) * len(hits),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
@@ -342,7 +342,7 @@ class Calibration:
                 "first and second must be equal in number and dimension, "
                 f"got shapes {tuple(first.mean.shape)} and {tuple(second.mean.shape)}"
             )
-        score = (first.mean.double() * second.mean.double()).sum(1).clamp(-1, 1)
+        score = (first.mean.detach().double() * second.mean.detach().double()).sum(1).clamp(-1, 1)
         ood_score = -torch.minimum(first.kappa, second.kappa).double()
         accept = self.verifier.impostors.threshold(self.targets.far)
         return Decisions(

@@ -75,12 +75,13 @@ class Verifier:
     def probability(
         self, cosine: Float[Tensor, " R"], kappa: Float[Tensor, " R"], other: Float[Tensor, " R"]
     ) -> Float[Tensor, " R"]:
-        """(R,) P(a pair matches), if half of all pairs match; arguments as in `of`."""
-        return self.sameness(_evidence(cosine, kappa, other))
+        """(R,) P(a pair matches), if half of all pairs match; arguments as in `of`, result on their device."""
+        return self.sameness(_evidence(cosine, kappa, other)).to(cosine.device)
 
 
 def _evidence(cosine: Tensor, kappa: Tensor, other: Tensor) -> dict[str, Tensor]:
     """Minus the cosine, minus the smaller κ and minus the greater κ; higher means more doubt."""
+    cosine, kappa, other = (values.detach().cpu() for values in (cosine, kappa, other))
     return {"cosine": -cosine, "kappa": -torch.minimum(kappa, other), "other_kappa": -torch.maximum(kappa, other)}
 
 

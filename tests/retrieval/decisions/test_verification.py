@@ -40,6 +40,13 @@ def test_false_matches_are_at_the_target_and_probabilities_are_right() -> None:
     torch.testing.assert_close(probability, verifier.probability(cosine, other, kappa))
 
 
+def test_pairs_may_require_gradients() -> None:
+    cosine, kappa, other, same = _pairs(200, 0)
+    verifier = Verifier.of(cosine, kappa, other, same)
+    probability = verifier.probability(cosine.clone().requires_grad_(), kappa, other)
+    assert torch.equal(probability, verifier.probability(cosine, kappa, other))
+
+
 def test_the_probability_does_not_depend_on_which_kind_there_is_more_of() -> None:
     pairs = _pairs(4000, 2)
     kept = pairs[3] | (torch.arange(4000) % 8 == 0)

@@ -4,7 +4,9 @@ FAISS checks dimensions with `assert` and accepts NaN, so `lam.retrieval.Index` 
 """
 
 import math
+import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +21,16 @@ _PRODUCT_FROM = 4  # queries
 _HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's default of 16 has 0.90
 _CELLS = 2  # IVF searches 2 √n of n cells: recall@10 of 0.95 among a million vectors in 1024 cells; FAISS searches one
 _SWITCH_LOCK = threading.Lock()
+
+
+def _search_alone() -> None:
+    """In a forked process, let FAISS use one thread: the others did not survive, and FAISS would wait for them."""
+    _SWITCH_LOCK.release()
+    if "faiss" in sys.modules:
+        sys.modules["faiss"].omp_set_num_threads(1)
+
+
+os.register_at_fork(before=_SWITCH_LOCK.acquire, after_in_parent=_SWITCH_LOCK.release, after_in_child=_search_alone)
 
 
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:

@@ -1,5 +1,6 @@
 """The index over many FAISS types, held to exact ranking of what it should contain."""
 
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -495,6 +496,23 @@ def test_a_type_without_a_form_for_gpus_is_refused(monkeypatch: pytest.MonkeyPat
         ValueError, match="cannot move this index to 'cuda:1'; use a type .* or device 'cpu': This index type is not"
     ):
         Index(DIMENSION, "HNSW32", device="cuda:1")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
+def test_a_forked_process_can_search() -> None:
+    index, items, _ = filled("Flat", 10)
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        index.search(items, k=3)
+        forked = multiprocessing.get_context("fork").Process(target=index.search, args=(items, 3))
+        forked.start()
+        forked.join(30)
+        forked.kill()
+        forked.join()
+    finally:
+        faiss.omp_set_num_threads(threads)
+    assert forked.exitcode == 0
 
 
 def test_flat_saved_on_a_cpu_is_loaded_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,8 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
             axes.barh(place, value or 0, color=style["color"], alpha=1 if style["linestyle"] == "-" else 0.5)
             label = "undefined" if value is None else f"{value:.3f}"
             axes.annotate(label, (value or 0, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
-        axes.set(title=figure_name, xlim=(0, 1.25), xticks=(0, 0.5, 1), yticks=range(len(names)), yticklabels=names)
+        axes.set(title=figure_name, xlim=(0, 1.25), xticks=(0, 0.5, 1), yticks=range(len(names)))
+        axes.set_yticklabels([_literal(name) for name in names])
         axes.title.set(color=INK, fontsize=10)
         _style(axes)
     panels[0].invert_yaxis()
@@ -325,7 +326,12 @@ def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, V
     """Each entry with its own colour and line style."""
     for number, (name, value) in enumerate(named.items()):
         again, color = divmod(number, len(_PALETTE))
-        yield {"color": _PALETTE[color], "linestyle": _LINES[again]}, name, value
+        yield {"color": _PALETTE[color], "linestyle": _LINES[again]}, _literal(name), value
+
+
+def _literal(name: str) -> str:
+    """A name as a label; Matplotlib would read text between dollar signs as a formula."""
+    return name.replace("$", "\\$")
 
 
 def _check_count(name: str, named: Mapping[str, Any]) -> None:

@@ -112,6 +112,13 @@ def test_bars_of_different_systems_are_refused(tmp_path: Path) -> None:
         plot_bars(tmp_path / "plot.png", {"a": {"one": 1.0}, "b": {"other": 1.0}})
 
 
+def test_dollar_signs_in_a_name_begin_no_formula(tmp_path: Path) -> None:
+    name, values = r"a$\b$", torch.rand(4)
+    plot_bars(tmp_path / "bars.png", {"recall@1": {name: 0.4}})
+    plot_roc(tmp_path / "roc.png", {name: (values, values)})
+    assert {path.name for path in tmp_path.iterdir()} == {"bars.png", "roc.png"}
+
+
 def test_as_many_curves_as_allowed_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str]] = []
     monkeypatch.setattr(

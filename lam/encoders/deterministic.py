@@ -125,6 +125,7 @@ class ConcentrationEncoder(SeededEncoder):
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
+            check_feature_values(features, offset)
             mean = directions_of(output)
             with without_autocast():
                 kappa = self.concentration(features).clamp(*KAPPA_RANGE)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
 from lam.encoders.deterministic import SeededEncoder
+from lam.hessians.last_layer import check_feature_values
 from lam.models.head import features_and_output, network_lock
 from lam.models.weights import plain_names
 from lam.utils.autocast import without_autocast
@@ -90,6 +91,7 @@ class EnsembleEncoder(Encoder):
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, units = features_and_units(self.members, self.head, inputs)
+            check_feature_values(features, offset)
             with without_autocast():
                 aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
             length = mean_resultant_length(aligned, unbiased=False)
@@ -159,6 +161,7 @@ class DropoutEncoder(SeededEncoder):
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         def predict(inputs: Any, offset: int) -> Prediction:
             features, outputs = self._outputs(inputs, n_samples)
+            check_feature_values(features, offset)
             samples = F.normalize(outputs, dim=-1)
             variance = outputs.var(0).sum(1) if len(features) else outputs.new_zeros(0)
             embeddings = Embeddings.from_samples(samples, variance)

@@ -12,6 +12,7 @@ from torch import Tensor
 from lam.runs.finished import Run
 from lam.utils.checks import check_at_least
 from lam.utils.files import MANIFEST, FolderFormat
+from lam.utils.replaced import read_undisturbed
 from lam.vmf.embeddings import Embeddings
 
 FOLDER = "live"
@@ -89,7 +90,7 @@ def _read(run: Run) -> tuple[Embeddings, Tensor, int] | None:
     folder = run.folder / FOLDER
     if not (folder / MANIFEST).is_file():
         return None
-    metadata, tensors = FORMAT.read(folder)
+    metadata, tensors = read_undisturbed(folder, lambda: FORMAT.read(folder))  # a service may be writing
     if metadata["key"] != run.fingerprint:
         return None
     features = tensors.pop("features")

@@ -7,26 +7,23 @@ search.faiss              the FAISS structure, except for Flat: a cache, not in 
 
 import errno
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.rows import Store
 from lam.utils.files import (
-    MANIFEST,
-    CorruptFileError,
     FolderFormat,
     read_generation,
     sha256_of,
     write_atomically,
     write_generation,
 )
+from lam.utils.replaced import read_undisturbed
 
 FORMAT = FolderFormat(3, "index.json", ("embeddings.safetensors",))
 _CACHE = "search.faiss"
 SETTINGS = ("factory", "parameters", "mean_samples")
-_TRIES = 5
 
 
 def save(folder: str | Path, settings: Mapping[str, Any], store: Store, index: Any) -> None:
@@ -52,18 +49,10 @@ def save(folder: str | Path, settings: Mapping[str, Any], store: Store, index: A
 def load(folder: str | Path) -> tuple[dict[str, Any], Store, Any, str | None]:
     """Settings, rows, FAISS structure and None; if the structure must be rebuilt, it is None, followed by the reason.
 
-    Another process may replace the index during a read. A failed read is repeated if the manifest has changed.
+    The index is read again if another process replaces it meanwhile.
     """
     folder = Path(folder)
-    for _ in range(_TRIES - 1):
-        manifest = _manifest(folder)
-        with suppress(CorruptFileError, FileNotFoundError):
-            saved = _read(folder)
-            if saved[-1] is None:
-                return saved
-        if _manifest(folder) == manifest:  # the index was not replaced: reading once more raises the error
-            break
-    return _read(folder)
+    return read_undisturbed(folder, lambda: _read(folder))
 
 
 def _write_cache(index: Any, path: Path) -> None:
@@ -73,11 +62,6 @@ def _write_cache(index: Any, path: Path) -> None:
         faiss.write_index(faiss_calls.to_cpu(index), str(path))
     except RuntimeError as error:
         raise OSError(errno.EIO, "FAISS cannot write its index", str(path)) from error
-
-
-def _manifest(folder: Path) -> bytes | None:
-    path = folder / MANIFEST
-    return path.read_bytes() if path.is_file() else None
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], Store, Any, str | None]:

@@ -15,7 +15,7 @@ import torch
 
 from lam.retrieval import Index
 from lam.retrieval.index import files as index_files
-from lam.utils import files
+from lam.utils import files, replaced
 from lam.utils.files import CorruptFileError, seal
 from lam.vmf.embeddings import Embeddings
 
@@ -220,7 +220,7 @@ def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
 
 
 @pytest.mark.parametrize(
-    "after", ["index_files._manifest", "index_files.read_generation", "files.read_json", "files.read_tensors"]
+    "after", ["replaced._manifest", "index_files.read_generation", "files.read_json", "files.read_tensors"]
 )
 def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
     after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,7 +229,7 @@ def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
     newer = filled("HNSW16", 9)
     filled("HNSW16", 5).save(tmp_path)
     module, _, name = after.partition(".")
-    where = {"index_files": index_files, "files": files}[module]
+    where = {"index_files": index_files, "files": files, "replaced": replaced}[module]
     whole = getattr(where, name)
 
     def interrupted(*arguments, **options):

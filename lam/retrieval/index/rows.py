@@ -110,16 +110,17 @@ class Store:
         ids: Int64[np.ndarray, " N"],
         slots: Int64[np.ndarray, " N"],
     ) -> None:
-        """Add rows; their slots must be above all present slots."""
+        """Add rows; their slots must be above all present slots. Ctrl-C waits for the end."""
         start = 0
-        while start < len(ids):
-            if not self.chunks or self.chunks[-1].size == self._room:
-                self.chunks = (*self.chunks, Chunk(self._room, self.dimension))
-            last = self.chunks[-1]
-            end = start + self._room - last.size
-            last.append([column[start:end] for column in (vectors, kappa, ids, slots)])
-            start = end
-        self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
+        with _delay_interrupt():
+            while start < len(ids):
+                if not self.chunks or self.chunks[-1].size == self._room:
+                    self.chunks = (*self.chunks, Chunk(self._room, self.dimension))
+                last = self.chunks[-1]
+                end = start + self._room - last.size
+                last.append([column[start:end] for column in (vectors, kappa, ids, slots)])
+                start = end
+            self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
 
     def slots_of(self, ids: Int64[Tensor, " N"]) -> Int64[np.ndarray, " N"]:
         """Slots of stored ids."""

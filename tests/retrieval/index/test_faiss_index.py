@@ -247,6 +247,21 @@ def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupted_addition_adds_every_row_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.retrieval.index.rows._CHUNK", 1)
+    items, ids = embeddings(20_000), torch.arange(20_000)
+    for delay in (0.005, 0.01, 0.02, 0.04):
+        index = Index(DIMENSION)
+        timer = threading.Timer(delay, signal.raise_signal, [signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come during any of these
+            timer.start()
+            index.add(items, ids)
+            timer.join()
+        timer.join()
+        assert held(index) == len(index)
+
+
 def held(index: Index) -> int:
     """How many rows are searched, removed ones among them."""
     return sum(chunk.size for chunk in index._store.chunks) if index._faiss is None else index._faiss.ntotal

@@ -20,6 +20,7 @@ from torch import Tensor
 from lam.datasets import Dataset, Splits, Texts
 from lam.inputs.preprocessing import Preprocessing
 from lam.runs.config import Duplicates
+from lam.utils.blocks import row_blocks
 from lam.utils.files import read_csv, sha256_of, write_csv
 
 COPIES = "copies.csv"
@@ -41,7 +42,7 @@ _LEAST_SIDE = 32
 _MOST_COMPARED = 100_000
 """Largest number of images that are compared for near copies; the comparison takes half a minute on one core."""
 
-_NEIGHBOURS = 8
+_BLOCK = 256  # images compared with each other at once
 
 
 class Item(NamedTuple):
@@ -203,18 +204,21 @@ def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
         return []
     import faiss  # slow to import, and optional
 
-    index, hashes = faiss.IndexBinaryFlat(8 * len(bits[0])), torch.stack(list(bits)).numpy()
-    index.add(hashes)
-    distances, found = index.search(hashes, min(_NEIGHBOURS, len(items)))
-    copies = list[Copy]()
-    for row, (near, originals) in enumerate(zip(distances.tolist(), found.tolist(), strict=True)):
-        earlier = [
-            other
-            for distance, other in zip(near, originals, strict=True)
-            if distance <= _NEAR and other < row and not _is_outside(items[other].part)
-        ]
-        if earlier:
-            copies.append(Copy.of("near", items[row], items[earlier[0]]))
+    hashes = torch.stack(list(bits)).numpy()
+    inside = np.array([not _is_outside(item.part) for item in items])  # these come first
+    index, copies = faiss.IndexBinaryFlat(8 * hashes.shape[1]), list[Copy]()
+    for block in row_blocks(len(items), 1, elements=_BLOCK):
+        own = hashes[block]
+        apart = np.bitwise_count(own[:, None] ^ own).sum(2, dtype=np.int32)
+        apart[~np.tri(len(own), k=-1, dtype=bool) | ~inside[block]] = _NEAR + 1  # no earlier item, or an outside one
+        nearest, originals = apart.min(1), block.start + apart.argmin(1)
+        if index.ntotal:
+            distances, found = index.search(own, 1)
+            is_before = distances[:, 0] <= nearest
+            nearest, originals = np.where(is_before, [distances[:, 0], found[:, 0]], [nearest, originals])
+        index.add(own[inside[block]])
+        near = (nearest <= _NEAR).nonzero()[0].tolist()
+        copies += [Copy.of("near", items[block.start + row], items[originals[row]]) for row in near]
     return copies
 
 

@@ -198,3 +198,19 @@ def test_near_copies_are_counted(tmp_path: Path) -> None:
         frozenset((Path(copy.path).stem, Path(copy.path_of_original).stem)) for copy in find_copies(splits, {}, hashes)
     }
     assert found == {frozenset((str(number), f"{number} again")) for number in range(3)}
+
+
+@pytest.mark.parametrize("block", [7, 256])
+def test_each_of_many_near_copies_is_found(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.runs.copies._BLOCK", block)
+    paths = [tmp_path / f"{number}.png" for number in range(30)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]))
+    labels, sized = torch.zeros(30, dtype=torch.int64), Preprocessing(size=(64, 64))
+    part = FolderImages(paths, labels, name="images", classes=["a"], preprocessing=sized)
+    splits = Splits(part.subset(range(20)), part.subset(range(20, 25)), part.subset(range(25, 30)))
+    generator = torch.Generator().manual_seed(0)
+    hashes = dict(zip(paths, torch.randint(256, (1, 32), generator=generator).repeat(30, 1).byte(), strict=True))
+    for bits in hashes.values():
+        bits[torch.randperm(32, generator=generator)[:8]] ^= 1  # two hashes differ in at most 16 bits
+    assert len(find_copies(splits, {}, hashes)) == 29

@@ -44,7 +44,7 @@ def _within(values: Tensor, least: float, greatest: float) -> bool:
     """Whether all values lie in [least, greatest]; false if one is NaN."""
     if values.numel() == 0:
         return True
-    low, high = values.aminmax()
+    low, high = values.detach().aminmax()
     return least <= float(low) and float(high) <= greatest
 
 

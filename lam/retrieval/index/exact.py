@@ -110,8 +110,8 @@ def sampled_nearest(
     search, dtype = (_nearest_by_tree, torch.float64) if by_tree else (_nearest_by_product, _float_of(samples))
     nearest = torch.empty(samples.shape[:2], dtype=torch.int64, device=samples.device)
     for s in range(len(samples) if samples.shape[1] else 0):
-        queries = unit_rows("samples", samples[s]).to(dtype)
-        candidates = queries if excludes_itself else unit_rows("gallery_samples", gallery[s]).to(dtype)
+        queries = unit_rows("samples", samples[s].detach()).to(dtype)
+        candidates = queries if excludes_itself else unit_rows("gallery_samples", gallery[s].detach()).to(dtype)
         nearest[s] = search(queries, candidates, excludes_itself)
     return nearest
 

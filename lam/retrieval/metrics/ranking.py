@@ -106,7 +106,8 @@ def relevant_ranks(
     if len(queries if gallery is None else gallery) == 0:
         raise ValueError("the gallery must hold at least one item, got none")
     parts = [
-        _relevant_ranks(cosines.cpu(), matches(rows).cpu()) for rows, cosines in cosines_in_blocks(queries, gallery)
+        _relevant_ranks(cosines.detach().cpu(), matches(rows).cpu())
+        for rows, cosines in cosines_in_blocks(queries, gallery)
     ]
     return RelevantRanks(*(torch.cat(column) for column in zip(*parts, strict=True)))
 

@@ -114,6 +114,12 @@ def test_sampled_nearest_never_gives_the_query_itself(dimension: int) -> None:
     assert ((nearest >= 0) & (nearest < 40)).all()
 
 
+@pytest.mark.parametrize("dimension", [3, 12])
+def test_sampled_nearest_takes_samples_with_gradients(dimension: int) -> None:
+    samples = torch.randn(2, 6, dimension, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sampled_nearest(samples.clone().requires_grad_()), sampled_nearest(samples))
+
+
 def test_sampled_nearest_of_no_query_and_of_two() -> None:
     assert sampled_nearest(torch.empty(3, 0, 2)).shape == (3, 0)
     assert sampled_nearest(torch.eye(2)[None]).tolist() == [[1, 0]]

@@ -9,7 +9,6 @@ import csv
 import errno
 import fcntl
 import hashlib
-import io
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -106,11 +106,12 @@ def _plain(value: Any) -> Any:
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows as CSV with a header, atomically; keys without a column are left out."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    lines: list[str] = []
+    sink: Any = SimpleNamespace(write=lambda line: lines.append(line.removesuffix("\r\n") + "\n"))
+    writer = csv.DictWriter(sink, columns, extrasaction="ignore", lineterminator="\r\n")  # else it would not quote \r
     writer.writeheader()
     writer.writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, "".join(lines))
 
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:

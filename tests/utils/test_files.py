@@ -254,3 +254,11 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch
         files.check_output(tmp_path / "new.csv")
     with pytest.raises(ValueError, match=rf"deeper cannot be written, because this user may not write to {tmp_path}"):
         files.check_writable(tmp_path / "deeper")
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\nb", "a\r\nb", 'a "b", c', "", "\r\n"])
+def test_any_text_survives_a_csv_file(text: str, tmp_path: Path) -> None:
+    rows = [{"text": text, "label": "1"}, {"text": "last", "label": text}]
+    files.write_csv(tmp_path / "rows.csv", ("text", "label"), rows)
+    assert files.read_csv(tmp_path / "rows.csv") == rows
+    assert b"label\n" in (tmp_path / "rows.csv").read_bytes()

@@ -306,6 +306,8 @@ def test_an_addition_and_a_removal_touch_one_chunk_of_many(monkeypatch: pytest.M
     monkeypatch.setattr("lam.retrieval.index.rows._CHUNK", 1)
     index, _, ids = filled("Flat", 1000)
     before = index._store.chunks
+    for name in ("vectors", "kappa", "ids", "slots"):
+        getattr(before[-1], name)[before[-1].size :] = -1  # else memory of an earlier index may hold the added row
     columns = [[getattr(chunk, name).copy() for name in ("vectors", "kappa", "ids", "slots")] for chunk in before]
     index.add(embeddings(1, seed=1), [1])
     index.remove(ids[300:301])

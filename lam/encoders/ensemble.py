@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
 from lam.encoders.deterministic import SeededEncoder
 from lam.hessians.last_layer import check_feature_values
-from lam.models.head import features_and_output, network_lock
+from lam.models.head import features_and_output
+from lam.models.modes import network_lock, uncompiled
 from lam.models.weights import plain_names
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_choice
@@ -234,7 +235,8 @@ def check_network(network: nn.Module) -> None:
 @contextmanager
 def _hooks(network: nn.Module, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
     """Within the context, each dropout layer of a network runs the forward hook `hook(path)`."""
-    with network_lock, ExitStack() as hooks:
-        for path, module in dropouts_of(network).items():
+    layers = dropouts_of(network)
+    with network_lock, uncompiled(network, layers.values()), ExitStack() as hooks:
+        for path, module in layers.items():
             hooks.enter_context(module.register_forward_hook(hook(path)))
         yield

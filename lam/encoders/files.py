@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.models.head import ADDED, evaluating, head_input_and_output
+from lam.models.head import ADDED, head_input_and_output
+from lam.models.modes import evaluating
 from lam.models.weights import check_tensors, load_state, own_path, plain_names, plain_path
 from lam.posteriors.base import Predictor
 from lam.utils.autocast import without_autocast

@@ -6,7 +6,6 @@ stores the weights of this layer.
 """
 
 import inspect
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from lam.models.modes import evaluating, network_lock, uncompiled
 from lam.models.weights import unwrapped
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_finite
@@ -29,14 +29,6 @@ RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 ADDED = "(added)"
 """Path of a head that is added after the network; its input is the network's output."""
-
-network_lock = threading.RLock()
-"""Lock for passes that change hooks, modes or weights of a network, because networks may share modules."""
-
-# A fork waits until no other thread holds the lock. Otherwise the child, without that thread, could never acquire it.
-os.register_at_fork(
-    before=network_lock.acquire, after_in_parent=network_lock.release, after_in_child=network_lock.release
-)
 
 _CHANGED = 1e-3  # relative change of a weight beyond rounding
 _ALONE = "give inputs[None] for one item alone"
@@ -71,7 +63,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     with record_layers(network, linear) as recording:
         output = _embeddings_of(network, probe)
         calls = dict(recording)
-        _check_by_item(network, probe, output)  # a pass without hooks may make torch.compile drop them for good
+        _check_by_item(network, probe, output)
     matching = [path for path, passes in calls.items() if passes and _same_direction(passes[-1][1], output)]
     if head is not None:
         matching = [path for path in matching if path == head]
@@ -161,11 +153,12 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
         if _runs_in(own):
             head_inputs.append(value)
 
-    with network_lock:
+    layer = network if head == ADDED else network.get_submodule(head)
+    with network_lock, uncompiled(network, [layer]):
         if head == ADDED:
             handle = network.register_forward_hook(lambda _module, _inputs, output: record(output))
         else:
-            handle = network.get_submodule(head).register_forward_pre_hook(
+            handle = layer.register_forward_pre_hook(
                 lambda _module, args, kwargs: record(args[0] if args else kwargs["input"]), with_kwargs=True
             )
         with handle:
@@ -192,10 +185,10 @@ def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str
         calls[path] = [*calls.pop(path), (entered, output)]
         return output.clone() if isinstance(output, Tensor) else output
 
-    with network_lock, ExitStack() as hooks:
-        for path in calls:
-            layer, recorded = network.get_submodule(path), partial(record, path)
-            hooks.enter_context(layer.register_forward_hook(recorded, with_kwargs=True))
+    layers = {path: network.get_submodule(path) for path in calls}
+    with network_lock, uncompiled(network, layers.values()), ExitStack() as hooks:
+        for path, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(record, path), with_kwargs=True))
         yield calls
 
 
@@ -288,21 +281,6 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
     if isinstance(inputs, Mapping):
         return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
     return inputs[rows]
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within the context, a network is in evaluation mode without gradients; afterwards, every mode is restored."""
-    with network_lock:
-        training = [module for module in network.modules() if module.training]
-        if training:
-            network.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for module in training:
-                module.training = True
 
 
 def _runs_in(thread: int) -> bool:

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lam.models.head import evaluating, items, record_layers, run
+from lam.models.head import items, record_layers, run
+from lam.models.modes import evaluating
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import layers_without
 

@@ -15,8 +15,9 @@ from lam.hessians.accumulate import Accumulator
 from lam.hessians.last_layer import check_feature_values, checked_partners, directions
 from lam.hessians.structures.base import is_negative
 from lam.hessians.structures.layers import LayersDiagonal, LayersKron, flat_weights, jacobian, shape_of, unflat_weights
-from lam.models.head import evaluating, items
+from lam.models.head import items
 from lam.models.layers import head_output, linearised, own_weights, rows_at_once, weighted_layers
+from lam.models.modes import evaluating
 from lam.models.weights import plain_path
 from lam.pairs.pairs import targets_of
 from lam.posteriors.base import Noise, Posterior, Sampler

@@ -21,8 +21,8 @@ from lam.encoders import BayesianEncoder, Encoder
 from lam.encoders.deterministic import HeadEncoder
 from lam.methods.laplace_posthoc import learned_parameters
 from lam.models import EmbeddingNetwork
-from lam.models.head import evaluating
 from lam.models.kappa_head import KappaHead
+from lam.models.modes import evaluating
 from lam.models.weights import load_state, load_weights
 from lam.pairs.relation import Relation
 from lam.retrieval import rank, recall_at_k

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,23 @@ def compiled(network: nn.Module) -> nn.Module:
 
 def partly_compiled(network: nn.Sequential) -> nn.Module:
     return nn.Sequential(compiled(network[0]), network[1], compiled(network[2]))
+
+
+def compiled_in_place(network: nn.Module) -> nn.Module:
+    network.compile(backend="eager")
+    return network
+
+
+def with_compiled_forward(network: nn.Module) -> nn.Module:
+    network.forward = torch.compile(network.forward, backend="eager")
+    return network
+
+
+@torch.no_grad()
+def after_a_pass(network: nn.Module, inputs: torch.Tensor) -> nn.Module:
+    """The network once torch has compiled it without lam's hooks."""
+    network.eval()(inputs)
+    return network
 
 
 WRAPPERS = [
@@ -65,12 +83,25 @@ def test_a_compiled_network_that_lam_builds_by_name_is_rebuilt_plain(tmp_path: P
     assert torch.equal(loaded.embed(images).kappa, plain.embed(images).kappa)
 
 
+@pytest.mark.parametrize("wrapped", [compiled, partly_compiled, compiled_in_place, with_compiled_forward])
+@pytest.mark.parametrize("settings", [{}, {"layers": "all"}])
+def test_a_compiled_network_may_run_by_itself_before_the_fit_and_after(
+    wrapped: Callable[[nn.Module], nn.Module], settings: dict[str, Any]
+) -> None:
+    data = make_batches()
+    network = after_a_pass(wrapped(make_network()), data[0][0])
+    encoder = lam.fit(network, data, lam.Laplace(margin=0.7, **settings), progress=False)
+    after_a_pass(network, data[1][0])
+    torch.testing.assert_close(encoder.embed(data).kappa, fit(data, **settings).embed(data).kappa)
+
+
 @pytest.mark.parametrize("wrapped", WRAPPERS)
 def test_a_network_drops_the_same_in_a_wrapper_or_not(wrapped: Callable[[nn.Module], nn.Module]) -> None:
     def kappa(wrap: Callable[[nn.Module], nn.Module]) -> torch.Tensor:
-        body, relu, head = make_network()
+        (body, relu, head), inputs = make_network(), make_batches()[0][0]
         network = wrap(nn.Sequential(nn.Sequential(body, relu, nn.Dropout(0.2)), nn.Identity(), head))
-        return DropoutEncoder(network, own_path(network, "2"), seed=3).embed(make_batches()[0][0]).kappa
+        after_a_pass(network, inputs)
+        return DropoutEncoder(network, own_path(network, "2"), seed=3).embed(inputs).kappa
 
     torch.testing.assert_close(kappa(wrapped), kappa(lambda network: network))
 

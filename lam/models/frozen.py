@@ -35,6 +35,7 @@ class Frozen(nn.Module, ABC):
 
     def __init__(self, network: Any, width: int) -> None:
         super().__init__()
+        self.training = False  # so that only `train` starts the cache
         network.eval().requires_grad_(False)
         self._frozen = [network]  # a list hides it from state_dict, modules and train()
         self._kept: dict[Hashable, Tensor] | None = None

@@ -23,9 +23,12 @@ os.register_at_fork(
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within the context, a network is in evaluation mode without gradients; afterwards, every mode is restored."""
+    """Within the context, a network is in evaluation mode without gradients; afterwards, every mode is restored.
+
+    A module with a `train` of its own, such as a LoRA layer that merges weights for evaluation, reverts its changes.
+    """
     with network_lock:
-        training = [module for module in network.modules() if module.training]
+        training = dict.fromkeys(module for module in network.modules() if module.training)
         if training:
             network.eval()
         try:
@@ -33,7 +36,10 @@ def evaluating(network: nn.Module) -> Iterator[None]:
                 yield
         finally:
             for module in training:
-                module.training = True
+                if type(module).train is not nn.Module.train:
+                    module.train()
+            for module in network.modules() if training else ():
+                module.training = module in training
 
 
 def uncompiled(network: nn.Module, layers: Iterable[nn.Module]) -> AbstractContextManager[Any]:

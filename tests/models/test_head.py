@@ -131,6 +131,33 @@ def test_the_network_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
+class Merging(nn.Linear):
+    """A LoRA layer that merges its weights in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.down, self.up = nn.Parameter(torch.randn(2, 5)), nn.Parameter(torch.randn(3, 2))
+
+    def train(self, mode: bool = True) -> "Merging":
+        if mode != self.training:
+            self.weight.data += (-1 if mode else 1) * self.up @ self.down
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = F.linear(F.linear(x, self.down), self.up) if self.training else 0
+        return super().forward(x) + added
+
+
+def test_weights_merged_for_evaluation_are_separate_again_in_training():
+    network = nn.Sequential(Merging(), nn.ReLU(), nn.Linear(3, 3))
+    network[1].eval()
+    inputs = torch.randn(4, 5)
+    before = network(inputs)
+    assert find_head(network, inputs) == "2"
+    assert [module.training for module in network] == [True, False, True]
+    torch.testing.assert_close(network(inputs), before)
+
+
 def test_named_inputs_are_given_by_name():
     class Named(nn.Module):
         def __init__(self) -> None:

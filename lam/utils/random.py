@@ -1,9 +1,11 @@
-"""Seeds derived from a run's seed, and torch's global random state."""
+"""Seeds derived from a run's seed, and the global random states."""
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 
@@ -34,7 +36,14 @@ def on_device(generator: torch.Generator, device: torch.device) -> torch.Generat
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within the context, torch's global random state of the CPU has this seed."""
+    """Within the context, the global random states of torch's CPU, of Python and of NumPy follow from this seed."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        yield
+        random.seed(int(seed))
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002

@@ -1,5 +1,6 @@
 """The training loop: deterministic, resumable, and loud where it cannot go on."""
 
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,19 @@ def test_the_length_of_outputs_has_no_effect(loss: str) -> None:
     options: Any = {"loss": losses.build(loss, margin=0.7)}
     plain, scaled = (fit(Scaled(factor), **options).losses for factor in (1.0, 7.0))
     assert scaled == pytest.approx(plain, rel=1e-3)
+
+
+class Augmented(Images):
+    """Images with random changes by Python and NumPy, as in most libraries of augmentations."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = super().__getitem__(index)
+        return image * (1 + random.random()) + np.random.rand(), label  # noqa: NPY002
+
+
+def test_augmentation_by_python_and_numpy_follows_from_the_seed() -> None:
+    losses_of = [fit(network(), Augmented(), num_workers=workers).losses for workers in (0, 0, 1)]
+    assert losses_of[0] == losses_of[1] == losses_of[2]
 
 
 def test_every_epoch_reads_every_item_once_in_another_order() -> None:

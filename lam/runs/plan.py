@@ -96,8 +96,8 @@ class Plan:
         try:
             with evaluating(network):
                 network(torch.stack([items[0][0]] * 2))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+        except (RuntimeError, AssertionError) as error:  # vision transformers assert the size of images
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ValueError(
                 f"network {self.config.network.name} does not take inputs of shape {items.shape} ({reason}): choose "
                 "another network.name or network.options, or another size of the inputs"

@@ -335,6 +335,10 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
     [
         (["--data.limit=4"], "the train split must have at least 5 images, got 4: give more data"),
         (["--network.name=convnet28"], r"convnet28 does not take inputs of shape \(1, 8, 8\) .*: choose another"),
+        (
+            ["--network.name=timm:test_vit"],
+            r"does not take inputs of shape \(1, 8, 8\) \(Input height .*: choose another",
+        ),
         (["--network.options={width: 3}"], "convnet8 does not take these options .*--network.options={}"),
         (["--data.ood=[{name: digits_patches}, {name: digits_patches}]"], "2 sets called digits_patches: give each"),
         (["--method.head=body"], "head 'body' is no linear layer of the network"),

@@ -95,13 +95,14 @@ def from_torchvision(
     return embedding
 
 
-def from_timm(architecture: str, *, dimension: int, weights: str | None = None) -> EmbeddingNetwork:
+def from_timm(architecture: str, *, dimension: int, weights: str | None = None, **options: Option) -> EmbeddingNetwork:
     """A network of timm with a new head instead of its classifier.
 
     Args:
         architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
         dimension: embedding dimensions D.
         weights: "DEFAULT" for the weights in the name, or a file with weights; None for random weights.
+        options: further arguments of timm, such as `img_size` of a vision transformer.
     """
     try:
         import timm
@@ -115,7 +116,16 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
             "weights of a timm network must be 'DEFAULT' (the weights in its name), None or a file "
             f"({', '.join(_SUFFIXES)}), got {weights!r}"
         )
-    network: Any = timm.create_model(architecture, pretrained=file is None and weights is not None, num_classes=0)
+    if refused := options.keys() & {"pretrained", "num_classes", "checkpoint_path", "features_only"}:
+        raise ValueError(
+            f"{', '.join(sorted(refused))} of timm:{architecture} cannot be set, because lam replaces the classifier "
+            "and loads the weights: give dimension and weights"
+        )
+    arguments: dict[str, Any] = {**options, "pretrained": file is None and weights is not None, "num_classes": 0}
+    try:
+        network: Any = timm.create_model(architecture, **arguments)
+    except TypeError as error:
+        raise ValueError(f"{architecture} of timm does not take these options ({error})") from None
     if file is not None:
         named = network.pretrained_cfg.get("classifier") or ()
         load_weights(network, file, classifier=[named] if isinstance(named, str) else named, source="weights")

@@ -47,6 +47,12 @@ def test_the_recipe_rebuilds_the_network(name: str, shape: tuple[int, int, int])
         assert torch.equal(network.eval()(images), again.eval()(images))
 
 
+def test_a_vision_transformer_of_timm_takes_images_of_a_chosen_size() -> None:
+    network = models.build("timm:test_vit", dimension=4, img_size=32)
+    rebuilt = models.rebuild(json.loads(json.dumps(network.recipe)), network.state_dict())
+    assert rebuilt(torch.zeros(2, 3, 32, 32)).shape == (2, 4)
+
+
 @pytest.mark.parametrize("name", ["convnet28", "convnet32"])
 def test_paper_networks_have_9216_features(name: str) -> None:
     assert models.build(name, dimension=3).head.weight.shape == (3, 9216)
@@ -133,7 +139,12 @@ def test_larger_networks_of_torchvision_build_and_round_trip(name: str, size: in
         ("torchvision:", {}, "torchvision:NAME"),
         ("torchvision:resnet7", {}, "image classifiers are alexnet, .*got 'resnet7'"),
         ("timm:resnet7", {}, "no network 'resnet7'"),
-        ("timm:resnet18", {"dropout": 0.3}, "does not take these options .*dropout.*; it takes dimension, weights"),
+        ("timm:resnet18", {"dropout": 0.3}, "resnet18 of timm does not take these options .*'dropout'"),
+        (
+            "timm:resnet18",
+            {"checkpoint_path": "x.pth"},
+            "checkpoint_path of timm:resnet18 .*: give dimension and weights",
+        ),
         ("torchvision:squeezenet1_0", {}, "no linear classifier"),
         ("resnet18", {"weights": "LAION"}, "None, IMAGENET1K_V1, DEFAULT or a file .*; got 'LAION'"),
         ("timm:resnet10t", {"weights": "LAION"}, "'DEFAULT'.*None.*got 'LAION'"),

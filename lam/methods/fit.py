@@ -67,7 +67,7 @@ def fit(
 
     Args:
         network: maps a batch to embeddings (N, D), normalised or not. It ends in a linear layer, unless `head` is
-            "train" or "identity". Parallel modules of torch and modules of Fabric are unwrapped.
+            "train" or "identity". Parallel modules and averaged models of torch, and modules of Fabric, are unwrapped.
         loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary of
             keyword arguments.
         options: settings of the posterior; by default `Laplace(margin=margin)`.

@@ -21,7 +21,7 @@ _STATES = (
 )
 """Keys under which training scripts save a state_dict, averaged weights first."""
 _WRAPPERS = {
-    **dict.fromkeys(("DataParallel", "DistributedDataParallel", "_FabricModule"), "module"),
+    **dict.fromkeys(("DataParallel", "DistributedDataParallel", "_FabricModule", "AveragedModel"), "module"),
     "OptimizedModule": "_orig_mod",
 }
 """Attribute of the inner network, by the name of the wrapper's class."""
@@ -193,7 +193,7 @@ def sha256_of_weights(network: nn.Module) -> str:
 
 
 def unwrapped(network: nn.Module, *, compiled: bool = True) -> nn.Module:
-    """The network inside wrappers of parallel training, of Fabric and, with `compiled`, of `torch.compile`."""
+    """The network inside wrappers of parallel training, averaging, Fabric and, with `compiled`, `torch.compile`."""
     while (inner := _WRAPPERS.get(type(network).__name__)) and (compiled or inner == "module"):
         network = network.get_submodule(inner)
     return network

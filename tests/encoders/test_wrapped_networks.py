@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import lam
 from lam import models
@@ -64,6 +65,12 @@ def test_an_encoder_saved_from_one_is_loaded_into_any_other(
     loaded.forget([data[0]])
     loaded.save(tmp_path)
     assert lam.load(tmp_path, make_network()).head == "2"
+
+
+def test_an_encoder_of_averaged_weights_is_loaded_into_a_plain_network(tmp_path: Path) -> None:
+    data = make_batches()
+    lam.fit(AveragedModel(make_network()), data, margin=0.7, progress=False).save(tmp_path)
+    torch.testing.assert_close(lam.load(tmp_path, make_network(seed=1)).embed(data).kappa, fit(data).embed(data).kappa)
 
 
 def test_encoders_of_one_network_add_up_whether_it_is_compiled_or_not() -> None:

@@ -62,7 +62,10 @@ def _nothing_leaks() -> Iterator[None]:
         leaks.append("torch's number of threads")
     if torch.get_default_dtype() != dtype:
         leaks.append("torch's default dtype")
-    leaks += [f"thread {new.name}" for new in set(threading.enumerate()) - running if not new.daemon]
+    new_threads = [new for new in set(threading.enumerate()) - running if not new.daemon]
+    for new in new_threads:
+        new.join(timeout=1)  # transformers does not wait for the threads that load weights
+    leaks += [f"thread {new.name}" for new in new_threads if new.is_alive()]
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
     if leaks:

@@ -29,9 +29,8 @@ _APART = _SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
 _PREVALENCE = "prevalence"
 _NO_MATCH = "no_match_auprc"
 _CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
-_TRENDS = {"trend": "trend of κ"} | {
-    f"trend_{score}": f"of {SCORES[score].short}"
-    for score in ("cosine", "kappa_epistemic", "kappa_aleatoric", "p_known")
+_TRENDS = {"trend": "trend of κ", "trend_cosine": "of the cosine"} | {
+    f"trend_{score}": f"of {SCORES[score].short}" for score in ("kappa_epistemic", "kappa_aleatoric", "p_known")
 }
 Values = Mapping[str, float | int | None]
 

@@ -366,7 +366,7 @@ def _named_runs(words: Sequence[str]) -> dict[str, Path]:
 
 
 def back_up_run(parsed: argparse.Namespace, _: list[str]) -> None:
-    """Copy a run and its items of one moment, served or not."""
+    """Copy a run with its items, also while it is served."""
     from lam.runs.backup import back_up
 
     backup = back_up(parsed.run, parsed.folder)

@@ -1,4 +1,4 @@
-"""CUB-200-2011, Stanford Cars and Labeled Faces in the Wild, in the layouts of their authors; each is split by class.
+"""CUB-200-2011, Stanford Cars and Labeled Faces in the Wild, in the layouts of their authors, split by class.
 
 Images are not cropped to bounding boxes, as in Warburg et al. (2023). The authors' splits of birds and cars are
 ignored, because both of their parts hold every class. Tested on generated files in these layouts, not on the original

@@ -1,4 +1,4 @@
-"""`Splits`: a data set in three disjoint splits; random splits; and classes held out of training, the strangers."""
+"""`Splits`: a data set in three disjoint parts, drawn at random or with held-out classes, the strangers."""
 
 import re
 import warnings

@@ -1,4 +1,4 @@
-"""Batches of a loader; `HeldOut`, batches for evaluation, tuning and learning; and hashes to recognise items again."""
+"""Batches of a loader, with hashes that recognise items, and `HeldOut`: batches for evaluation, tuning and learning."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping

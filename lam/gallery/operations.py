@@ -1,4 +1,4 @@
-"""Operations that change the items, and their effects; fuses images of one identity, one image after the other.
+"""Operations that change the items, and their effects. Images of one identity are fused one after the other.
 
 A fused item depends on the directions μ and concentrations κ of its images only through the float64 sums Σ κμ, Σ κ and
 Σ √κ, so images may come in any order. `lam.retrieval.index.fusion` has the formula; its error correlation is 1 here.

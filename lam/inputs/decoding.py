@@ -1,4 +1,4 @@
-"""Decoding of image files: upright, in bounded memory, and in the mode that a network needs; and thumbnails."""
+"""Decoding of image files, upright, in bounded memory and in the mode that a network needs, and thumbnails."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""`DistributionLoss`, the base of losses on von Mises-Fisher distributions; MCInfoNCE, ELK and HIB."""
+"""Losses on von Mises-Fisher distributions: their base `DistributionLoss`, and MCInfoNCE, ELK and HIB."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Losses of heads that learn the uncertainty of embeddings: of HIB, PFE and loss prediction."""
+"""Losses of heads that learn the uncertainty of embeddings: HIB, PFE and loss prediction."""
 
 import math
 

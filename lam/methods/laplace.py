@@ -1,4 +1,4 @@
-"""`Laplace`: the settings of a Laplace posterior for `lam.fit` and `lam.fit_features`; and a layer that it may add."""
+"""`Laplace`: the settings of a Laplace posterior for `lam.fit` and `lam.fit_features`. Also trains an added layer."""
 
 import math
 from dataclasses import dataclass, replace

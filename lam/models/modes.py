@@ -43,7 +43,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def uncompiled(network: nn.Module, layers: Iterable[nn.Module]) -> AbstractContextManager[Any]:
-    """A context for hooks on layers of a network: torch.compile is off if it compiled one of the layers.
+    """A context for hooks on layers of a network: torch.compile is off if it compiled one of them.
 
     Code that was compiled before a hook ignores the hook, and later code would be compiled anew for every hook.
     """

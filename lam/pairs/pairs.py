@@ -1,4 +1,4 @@
-"""`Pairs`, the weighted pairs of a batch; `Neighbours`, near places of a data set; checks of labels and positions."""
+"""`Pairs` of a batch, with weights; `Neighbours`, near places of a data set; checks of labels and positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The runs of one service: the application of each (routes, schema, page, other errors), and their replacement.
+"""The runs of one service: the application of each run (routes, schema, page, errors), and the exchange of runs.
 
 `lam.service.limits` checks requests first. Names and ranges of parameters come from the OpenAPI schema, so the service
 allows exactly the published ones.

@@ -1,4 +1,4 @@
-"""What is recorded of a request: its id, its seconds at each stage, spans of OpenTelemetry, and a line of the log."""
+"""Records of a request: its id, its seconds at each stage, spans of OpenTelemetry, and a line of the log."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Reading of folders that another process may replace meanwhile."""
+"""Read folders that another process may replace meanwhile."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""`Embeddings`, the result of every encoder: directions with their uncertainty; and mean resultant lengths."""
+"""`Embeddings`: directions with their uncertainty, the result of every encoder. Also mean resultant lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""GGN of a last layer: exact, `Diagonal` and `Full`; and as Kronecker factors, `Kron`, `Ekfac` and `LowRank`."""
+"""GGN of a last layer: `Diagonal` and `Full` are exact, `Kron`, `Ekfac` and `LowRank` use Kronecker factors."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""Pairs of images: whether the two match, and intervals for the cosine between a hit and an image of the query's class.
+"""Whether the images of a pair match, and intervals for the cosine of a hit and an image of the query's class.
 
 The first hit of a search has the best of many cosines, but a pair has only one cosine. So a gallery's accept threshold
 would be far too strict for pairs.
@@ -75,7 +75,7 @@ class Verifier:
     def probability(
         self, cosine: Float[Tensor, " R"], kappa: Float[Tensor, " R"], other: Float[Tensor, " R"]
     ) -> Float[Tensor, " R"]:
-        """(R,) P(a pair matches), if half of all pairs match; arguments as in `of`, result on their device."""
+        """(R,) P(a pair matches), if half of all pairs match. Arguments as in `of`; the result is on their device."""
         return self.sameness(_evidence(cosine, kappa, other)).to(cosine.device)
 
 

@@ -24,7 +24,7 @@ _SWITCH_LOCK = threading.Lock()
 
 
 def _search_alone() -> None:
-    """In a forked process, let FAISS use one thread: the others did not survive, and FAISS would wait for them."""
+    """Let FAISS use one thread in a forked process: its other threads did not survive, and it would wait for them."""
     _SWITCH_LOCK.release()
     if "faiss" in sys.modules:
         sys.modules["faiss"].omp_set_num_threads(1)

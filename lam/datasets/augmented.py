@@ -221,9 +221,9 @@ class TwoViews(_ViewsOfImages):
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
         items = super().__getitems__(indices)
         numbers = 2 * [*indices]
-        return [(self._changed(image), number) for (image, _), number in zip(items, numbers, strict=True)]
+        return [(self._augment(image), number) for (image, _), number in zip(items, numbers, strict=True)]
 
-    def _changed(self, image: Tensor) -> Tensor:
+    def _augment(self, image: Tensor) -> Tensor:
         if self.jitter:
             contrast, brightness = (2 * torch.rand(2) - 1) * self.jitter
             centre = image.mean()

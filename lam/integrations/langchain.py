@@ -110,7 +110,7 @@ class LamVectorStore(VectorStore):
         rows = self._rows
         return [rows[name][0] for name in map(str, ids) if name in rows]
 
-    def _ranked(
+    def _rank(
         self, query: Float[Tensor, " D"], keep: Filter
     ) -> tuple[list[Document], Float[Tensor, " N"], Float[Tensor, "N D"]]:
         """The documents that pass the filter, by falling cosine, with cosines and unit vectors."""
@@ -137,7 +137,7 @@ class LamVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         """The documents that pass the filter and are nearest to an embedding, with their cosines."""
         check_at_least("k", k, 1)
-        documents, cosines, _ = self._ranked(torch.tensor(embedding), filter)
+        documents, cosines, _ = self._rank(torch.tensor(embedding), filter)
         return list(zip(documents[:k], cosines[:k].tolist(), strict=True))
 
     def similarity_search(self, query: str, k: int = 4, **options: Any) -> list[Document]:
@@ -162,7 +162,7 @@ class LamVectorStore(VectorStore):
         filter: Filter = None,
     ) -> list[Document]:
         vector = torch.tensor(embedding)
-        documents, _, vectors = self._ranked(vector, filter)
+        documents, _, vectors = self._rank(vector, filter)
         chosen = maximal_marginal_relevance(vector.numpy(), vectors[:fetch_k].tolist(), lambda_mult, k)
         return [documents[place] for place in chosen]
 
@@ -175,7 +175,7 @@ class LamVectorStore(VectorStore):
                 "LamVectorStore.from_run, or ask for cosines by similarity_search_with_score"
             )
         asked = predict_texts(embedding.encoder, [query], n_samples=embedding.n_samples)
-        documents, cosines, _ = self._ranked(asked.embeddings.mean[0], filter)
+        documents, cosines, _ = self._rank(asked.embeddings.mean[0], filter)
         labels = [label_of(document.metadata, self._label) for document in documents]
         return judge_each(self._calibration, asked, cosines, labels, k=k), documents[:k]
 

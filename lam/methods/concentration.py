@@ -195,7 +195,7 @@ class DistributionStep(Step):
 class Mcinfonce(ConcentrationMethod):
     """Train mean directions and concentrations by MCInfoNCE; phases are the default, as the source found them best.
 
-    The learned concentrations are those of the process that generated the data.
+    At the minimum of the loss, κ equals the concentration of the process that generated the data.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs".

@@ -81,7 +81,7 @@ def _plots(
 ) -> Iterator[Plot]:
     """Draw the plots of an evaluation into a folder, in the order of the report."""
 
-    def drawn(title: str, caption: str, name: str, draw: Callable[..., None], *values: Any, **options: Any) -> Plot:
+    def draw_plot(title: str, caption: str, name: str, draw: Callable[..., None], *values: Any, **options: Any) -> Plot:
         draw(folder / f"{name}.png", *values, **options)
         return Plot(title, caption, folder / f"{name}.png")
 
@@ -94,39 +94,39 @@ def _plots(
         )
         correct = evaluation.correct[answerable]
         ranked = {name: (correct, values[answerable]) for name, values in scores.items()}
-        yield drawn("Sparsification", caption, "sparsification", plots.plot_sparsification, ranked)
+        yield draw_plot("Sparsification", caption, "sparsification", plots.plot_sparsification, ranked)
     if evaluation.reliability is not None:
         caption = "Share of right answers against confidence, the share of samples that agree."
-        yield drawn("Calibration", caption, "calibration", plots.plot_reliability, evaluation.reliability)
+        yield draw_plot("Calibration", caption, "calibration", plots.plot_reliability, evaluation.reliability)
     if encoder.has_kappa:
         title, caption = "Most and least certain", "Queries by κ, each above its first hit."
-        yield drawn(title, caption, "extremes", _draw_extremes, evaluation, test, {})
+        yield draw_plot(title, caption, "extremes", _draw_extremes, evaluation, test, {})
     if encoder.has_kappa and ood:
         title = "Most and least certain, with OOD items"
         caption = "Queries and OOD items by κ; OOD items should be the least certain."
-        yield drawn(title, caption, "extremes_ood", _draw_extremes, evaluation, test, ood)
+        yield draw_plot(title, caption, "extremes_ood", _draw_extremes, evaluation, test, ood)
     if answerable.any() and not answerable.all():
         title, positives = "Precision-recall of no match", "queries without a match"
         caption = "Detection of queries without a match in the gallery. The line is their share."
         parted = {name: (values[answerable], values[~answerable]) for name, values in scores.items()}
-        yield drawn(title, caption, "no_match", plots.plot_precision_recall, parted, positives=positives)
+        yield draw_plot(title, caption, "no_match", plots.plot_precision_recall, parted, positives=positives)
     kappa = {"in distribution": evaluation.embeddings.kappa}
     kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
     caption = "How certain each embedding is; small κ means uncertain."
-    yield drawn("Concentration κ", caption, "kappa", plots.plot_kappa, kappa)
+    yield draw_plot("Concentration κ", caption, "kappa", plots.plot_kappa, kappa)
     for name, outside in evaluation.ood_scores.items():
         against = {SCORES[score].short: (values, outside[score]) for score, values in evaluation.scores.items()}
         caption = "OOD is the positive class; one curve for each score."
-        yield drawn(f"ROC against {name}", caption, f"roc_{name}", plots.plot_roc, against)
+        yield draw_plot(f"ROC against {name}", caption, f"roc_{name}", plots.plot_roc, against)
         title, caption = f"Precision-recall against {name}", "The line is the prevalence of OOD."
-        yield drawn(title, caption, f"precision_recall_{name}", plots.plot_precision_recall, against)
+        yield draw_plot(title, caption, f"precision_recall_{name}", plots.plot_precision_recall, against)
     for number in range(0, len(corrupted), plots.MOST):
         some = list(corrupted.items())[number : number + plots.MOST]
         kappa = {kind: curve.kappa.median(1).values for kind, curve in some} if encoder.has_kappa else {}
         recall, name = {kind: curve.recall for kind, curve in some}, f"corruption{f'_{number}' if number else ''}"
         words = "κ should fall with recall; where it rises, it does not measure quality. "
         caption = f"{words if encoder.has_kappa else ''}The queries are corrupted, the gallery is not."
-        yield drawn("Under corruption", caption, name, plots.plot_corruption, kappa, recall)
+        yield draw_plot("Under corruption", caption, name, plots.plot_corruption, kappa, recall)
     if isinstance(encoder, BayesianEncoder) and (tuning := encoder.tuning) is not None:
         caption = (
             "Likelihood scales tried on the validation split. The band holds those with a score within one standard "
@@ -134,8 +134,12 @@ def _plots(
         )
         if tuning.remark:
             caption += f" {tuning.remark[0].upper()}{tuning.remark[1:]}."
-        yield drawn(
-            *("Tuning of the posterior", caption, "tuning", plots.plot_tuning),
+        title = "Tuning of the posterior"
+        yield draw_plot(
+            title,
+            caption,
+            "tuning",
+            plots.plot_tuning,
             scales=[trial.scale for trial in tuning.trials],
             scores=[trial.score for trial in tuning.trials],
             errors=[trial.error for trial in tuning.trials],

@@ -125,7 +125,7 @@ async def test_the_threshold_of_a_stock_retriever_is_a_probability(store: LamVec
 @pytest.mark.long
 def test_a_filter_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a function, such as lambda document: .*, got {'label': 'a'}"):
-        unchecked(LamVectorStore._ranked)(
+        unchecked(LamVectorStore._rank)(
             LamVectorStore(DeterministicFakeEmbedding(size=2)), torch.ones(2), {"label": "a"}
         )
 

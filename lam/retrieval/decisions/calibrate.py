@@ -130,7 +130,7 @@ class CalibrationData:
         scores_of = partial(self.scores_of, nearest=nearest, labelled=labelled)
         fold = folds_of(torch.arange(len(self.queries)))
         queries = Group(scores_of(whole, reference=reference), fold)
-        without_own_class = reference  # copied only now, with the Gaussians that the line above computed
+        without_own_class = reference  # after `queries`, which fits the Gaussians: the copy shares them
         if reference is not None and reference.labels is not None and self.classes is not None:
             without_own_class = reference.excluding(self.classes[has_other])
         as_strangers = Group(scores_of(without_matches, reference=without_own_class), fold[has_other])

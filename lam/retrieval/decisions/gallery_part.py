@@ -47,7 +47,7 @@ def false_accepts(
     unmatched, size = calibration.unmatched, len(keys)
     if unmatched is None:
         return None
-    rows = _bounding(unmatched, labels, calibration.targets.far)
+    rows = _rows_for_bound(unmatched, labels, calibration.targets.far)
     best = torch.full((len(unmatched.mean),), -torch.inf, dtype=torch.float64)
     left, k = rows if size else rows[:0], min(_HITS, size)
     while len(left):
@@ -73,7 +73,7 @@ def false_accepts(
     return ConformalScores.of(best[rows].clamp(min=-1), None if unmatched.classes is None else unmatched.classes[rows])
 
 
-def _bounding(unmatched: UnmatchedQueries, labels: Int64[Tensor, " G"], far: float) -> Int64[Tensor, " R"]:
+def _rows_for_bound(unmatched: UnmatchedQueries, labels: Int64[Tensor, " G"], far: float) -> Int64[Tensor, " R"]:
     """Rows of the queries without a match among these labels or, if they are too few for the rate, of all queries."""
     rows = ((unmatched.labels < 0) | ~torch.isin(unmatched.labels, labels)).nonzero().flatten()
     units = rows if unmatched.classes is None else unmatched.classes[rows].unique()

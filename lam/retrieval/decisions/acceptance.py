@@ -39,11 +39,11 @@ class Acceptance:
     """Accepts a first hit if its statistic is above a threshold.
 
     Attributes:
-        accept: `probability`, or the name of a score; the statistic is then minus this score.
+        accept: `probability`, or the name of a score. For a score, the statistic is minus the score.
         match_probability: computes the probability.
-        false_accepts: statistics of queries without their matches, or of strangers.
+        false_accepts: statistics of strangers, or of calibration queries searched without their matches.
         right_hits: (R,) sorted statistics of the queries with a match; −∞ if the first hit is wrong.
-        statistics: (S,) statistics of all calibration queries in the whole gallery, and of separate strangers.
+        statistics: (S,) statistics of all calibration queries, in the whole gallery, and of separate strangers.
         is_right: (S,) whether each query's first hit is right; False for a stranger.
     """
 
@@ -70,9 +70,9 @@ class Acceptance:
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
-            accept: name of the statistic. The default is `probability`, or the single score that best separates
-                right first hits from strangers and queries without a match: if at most 9 first hits are right, or if
-                the score's AUROC is greater by more than a standard error.
+            accept: name of the statistic; by default `probability`. But if only 1 to 9 first hits are right, or if a
+                score separates them from strangers and queries without a match with an AUROC that is greater by more
+                than a standard error, the default is the best score.
             of_strangers: whether the bound is for strangers; if not, for queries searched without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; the bound is then for a random item of a new class.

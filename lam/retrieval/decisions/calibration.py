@@ -80,7 +80,7 @@ class UnmatchedQueries:
 
     Attributes:
         mean: (R, D) directions.
-        labels: (R,) the `label_key` of each query's matches, which its search leaves out; −1 if no item can match.
+        labels: (R,) the `label_key` of each query's matches, which the search leaves out; −1 if no item can match.
         classes: (R,) classes of strangers, if the promise is about new classes.
     """
 
@@ -99,8 +99,8 @@ class Calibration:
         targets: the promised error rates.
         flag: the score that flags queries.
         detector: computes OOD scores.
-        acceptances: one uses all scores; one uses scores of mean, κ and hits; one uses these scores without labels.
-            Equal acceptances appear once. The first acceptance whose scores are all available decides on a query.
+        acceptances: the first uses all scores, the second scores of mean, κ and hits, the third those scores without
+            labels. Equal acceptances appear once. The first acceptance whose scores are all available decides.
         reliability: bins of the first acceptance's cross-validated P(right | known).
         depth: least number of first hits that hold a match with P = 1 − `conformal_miss`; None for too few queries.
         kappa: histogram of the calibration queries' κ.
@@ -205,8 +205,8 @@ class Calibration:
             hits: hits of the queries, 50 (`N_HITS`) or more for each, or all items of the gallery.
             queries: embeddings of the queries.
             features: (Q, P) features; without them, a flag by hits replaces a flag that needs features.
-            labels: (Q, K) labels of the hits, negative for an unlabelled hit; None for a gallery without labels. If one
-                of a query's first 50 hits is unlabelled, its answer uses no labels: all calibration hits have labels.
+            labels: (Q, K) labels of the hits, negative for an unlabelled hit; None for a gallery without labels. The
+                answer to a query with an unlabelled hit among its first 50 uses no labels.
             gallery_size: number of items now; by default as in the calibration.
             accept_above: another accept threshold, such as one from a slider.
             flag_above: another flag threshold, −κ for the flag `kappa`; not used if another flag replaces `flag`.

@@ -3,8 +3,8 @@
 `ConformalScores` bounds rates among all queries of one kind, `control_selective_risk` the share of wrong answers among
 the answers.
 
-The one assumption is exchangeability: every order of calibration scores and new scores is equally likely, as for
-draws from one source. Data used for training or tuning violate the assumption, and so do data that drift.
+All promises assume exchangeability: every order of calibration scores and new scores is equally likely, as for draws
+from one source. Data used for training or tuning violate the assumption, and so do data that drift.
 """
 
 import math
@@ -95,8 +95,8 @@ class ConformalScores:
         score with (1 + Σ_c F_c(t))/(C + 1) ≤ target. Proof: let a new class C + 1 be exchangeable with the others. Let
         G(t) be the mean of F_c(t) over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order
         of classes. So a random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and
-        t ≥ t*, because F_(C+1) ≤ 1. The promise holds for any sizes of classes, in the mean over new classes: scores of
-        some classes exceed t far more often than others.
+        t ≥ t*, because F_(C+1) ≤ 1. The promise holds for any sizes of classes, in the mean over new classes: some
+        classes exceed t far more often than others.
 
         Source: Lee, Barber and Willett (2023), hierarchical conformal prediction, for classes; Dunn, Wasserman and
             Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
@@ -215,7 +215,7 @@ def least_rate(n: int) -> float:
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
-    """Interval of a rate after `count` events in `n` trials, which covers any rate with probability `level` or more.
+    """Interval of a rate after `count` events in `n` trials; covers the true rate with probability ≥ `level`.
 
     Source: Clopper and Pearson (1934).
 
@@ -268,7 +268,7 @@ def control_selective_risk(
     scores. It has two assumptions. First, calibration queries and new queries are independent draws from one source,
     with the same share of strangers. Second, answers with a higher score are not wrong more often than answers with a
     lower score. This is needed because the thresholds depend on the calibration data. (Without ties it suffices that R
-    exceeds the target below one threshold and nowhere above it.) In simulations of 1,080 kinds of scores that violate
+    exceeds the target up to some threshold, and at no higher one.) In simulations of 1,080 kinds of scores that violate
     the second assumption, at most 4.4 % of 20,000 sets broke the promise, where 5 % is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
@@ -315,7 +315,7 @@ def control_selective_risk(
 
 
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
-    """The least number of answers, `n_wrong` of them wrong, that can promise at most a share `target` of wrong answers.
+    """The least number of answers that bounds the share of wrong answers by `target` if `n_wrong` of them are wrong.
 
     This is the least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence.
 

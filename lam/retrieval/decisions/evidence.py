@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Searches of a calibration: Q queries in the whole gallery, M of them without their matches, and O strangers.
+    """Searches of a calibration: Q queries, M of these queries again without their matches, and O strangers.
 
     Both searches of a query are in one fold, and all strangers of a class are in one fold.
 

@@ -33,7 +33,8 @@ class OodDetector:
 
     Attributes:
         calibrated: scores of the calibration queries by name, `kappa` included.
-        combined: regression of known queries against strangers; `doubt` is the combined score. None without strangers.
+        combined: regression that separates known queries from strangers; its `doubt` is the combined score. None
+            without strangers.
         ranking: AUROC of strangers against known queries by score, the greatest first; empty without strangers.
     """
 

@@ -141,7 +141,7 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
     This mean lies between the geometric mean, which is small for several small p, and the harmonic mean, which is small
     for one small p. `odds` are the extended log odds x of 1 − p, so −log p = log(1 + e^x).
 
-    Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
+    Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family. Validation chose the exponent.
     """
     return 2 * ((softplus(odds) / 2).logsumexp(0) - math.log(len(odds)))
 
@@ -198,13 +198,13 @@ class DensityRatio:
 
     @classmethod
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "DensityRatio":
-        """Learn from known queries and O unlabelled queries; estimate the share of strangers among the unlabelled.
+        """Learn from known queries and a mixture of O unlabelled queries; estimate the mixture's share π of strangers.
 
         For any set A of queries, P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
-        equality if A holds no stranger. The estimate is the greatest of these bounds for three sets: the queries whose
-        cross-validated P(known) is as high as in the top 25, 50 or 75 % of known queries. The lower end of the interval
-        is a Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one of the
-        sets holds no stranger.
+        equality if A holds no stranger. The estimate is the greatest of these bounds for three sets: queries whose
+        cross-validated P(known) exceeds the 0.75, 0.5 or 0.25 quantile of the known queries. The lower end of the
+        interval is a Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one
+        of the sets holds no stranger.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
         """
@@ -271,7 +271,7 @@ class MatchProbability:
     Attributes:
         usual: P(known) from the similarity of the query to the calibration queries.
         right: P(right | known).
-        contrast: P(known) learnt against queries without a match, or against unlabelled queries; None without either.
+        contrast: P(known) by contrast with queries without a match, or with unlabelled queries; None without either.
     """
 
     usual: OneClassModel

@@ -1,11 +1,11 @@
 """`Promise`: whether the promises of a calibration still hold for the queries of a service.
 
 Queries that differ from the calibration queries by more than chance put the promises in doubt. Feedback with more
-errors than promised breaks the promises. Test martingales test both, so the tests may be read at any time.
+errors than promised breaks the promises. Both are tested by martingales, which may be read at any time.
 
-A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. Then, by
-Ville's inequality, the probability that a wealth of 1 ever reaches 1/α is at most α. In contrast, an ordinary test that
-is repeated on a growing stream raises a false alarm sooner or later.
+A test martingale is the wealth of a gambler who begins with 1 and bets against a hypothesis. If the hypothesis is true,
+no bets raise the expected wealth, and by Ville's inequality, the wealth ever reaches 1/α with a probability of at most
+α. In contrast, an ordinary test that is repeated on a growing stream raises a false alarm sooner or later.
 """
 
 import hashlib
@@ -72,9 +72,9 @@ def asleep(n: int) -> float:
 
 
 class Martingale:
-    """Wealth of a gambler, 1 at first. In each round, a part of the sleeping wealth wakes; all awake wealth bets.
+    """Wealth of a gambler, 1 at first and all asleep. In each round, a part wakes, and all awake wealth bets.
 
-    In round n, bet j of J multiplies its stake by b_nj. The awake wealth in bet j is then
+    In round n, bet j of J multiplies its stake by b_nj. Then the awake wealth in bet j is
     W_nj = (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj, and the whole wealth is M_n = asleep(n) + Σ_j W_nj. Under
     the hypothesis, b_nj and M_n/M_(n−1) have means of at most 1, given the past. Wealth that wakes late has lost no
     earlier bets, so a long past without change does not hide a change. M_n is a Shiryaev-Roberts statistic: a sum over

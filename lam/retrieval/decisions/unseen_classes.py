@@ -25,8 +25,8 @@ class UnseenClasses:
     of classes. With M classes of one item, the p-value of "new" is at least 1/(M + 1).
 
     Source: Xie, Zhou, Liang, Favaro and Sesia (2025), arXiv 2510.13037; Good (1953). The p-value of "in the gallery",
-        for all classes at once, follows from the same exchangeability: given the N + 1 items, each item that is alone
-        in its class is equally likely to have arrived last, and so is each other item.
+        for all classes at once, follows from the same exchangeability: among the N + 1 items, all items that are alone
+        in their class are equally likely to have arrived last; so are all other items.
 
     Attributes:
         labels: (N,) the class of each gallery item.

@@ -1,4 +1,4 @@
-"""Whether the images of a pair match, and intervals for the cosine of a hit and an image of the query's class.
+"""Decisions whether two images match, and intervals for the cosine between a hit and an image of the query's class.
 
 The first hit of a search has the best of many cosines, but a pair has only one cosine. So a gallery's accept threshold
 would be far too strict for pairs.

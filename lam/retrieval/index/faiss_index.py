@@ -138,7 +138,7 @@ class Index:
         """Remove items: all of them, or none if an error is raised.
 
         Flat, and FAISS types without removal, at first only hide removed rows from searches. Flat drops hidden rows
-        once they are 20 % of a block of rows. A type without removal is rebuilt once 20 % of all rows are hidden.
+        once they are 20 % of a chunk of rows. A type without removal is rebuilt once 20 % of all rows are hidden.
 
         Args:
             ids: (N,) distinct ids in the index.

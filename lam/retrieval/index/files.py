@@ -47,7 +47,7 @@ def save(folder: str | Path, settings: Mapping[str, Any], store: Store, index: A
 
 
 def load(folder: str | Path) -> tuple[dict[str, Any], Store, Any, str | None]:
-    """Settings, rows, FAISS structure and None; if the structure must be rebuilt, it is None, followed by the reason.
+    """Settings, rows, the FAISS structure (None for Flat or if it must be rebuilt), and the reason to rebuild it.
 
     The index is read again if another process replaces it meanwhile.
     """

@@ -334,7 +334,7 @@ def _no_hits(queries: int) -> Found:
 def score(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(Q, K) candidate rows, sorted, and their cosines with Q vectors. A row of −1 means no candidate and scores −∞.
+    """(Q, K) candidate rows by rising number, and their cosines with Q vectors; −1 means no candidate and scores −∞.
 
     Each cosine is a separate dot product, because a matrix product could give equal vectors unequal scores.
     """

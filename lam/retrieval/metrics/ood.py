@@ -41,7 +41,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
     AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds t. Arguments and errors as in `auroc`.
 
     Returns:
-        The average precision in [0, 1]; a useless score has the `prevalence`. NaN if either set is empty.
+        The average precision in [0, 1], the `prevalence` for a useless score; NaN if either set is empty.
 
     Example:
         >>> auprc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))

@@ -155,9 +155,9 @@ class Reference:
         return cls(unit, labels, features.norm(dim=1), embeddings)
 
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
-        """The reference for N items, each compared only with other classes than its own, as if its class were unseen.
+        """The reference for N items that are compared only with items of other classes, as if their class were unseen.
 
-        Covariances and the mean of all items still include the own class. A class that `labels` lacks has no effect.
+        Covariances and the mean of all items still include the class. A class that `labels` lacks has no effect.
         """
         excluding = copy(self)  # with the cached Gaussians
         vars(excluding)["excluded"] = classes
@@ -270,8 +270,8 @@ def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
     """`mahalanobis` of z = φ/‖φ‖^β: min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), with β from 0 (raw features) to 1 (unit vectors).
 
     The reference alone determines β (`Reference.exponent`), among 0, ¼, ½, ¾ and 1. For Gaussian data in q dimensions,
-    the squared distance of an item to its class follows χ²_q, so its variance / mean² is 2/q. lam chooses the β whose
-    ratio is nearest to 2/q, measured from each half of the reference to the classes of the other half.
+    the squared distance of an item to its class follows χ²_q, with a ratio variance / mean² of 2/q. lam chooses the β
+    whose ratio is nearest to 2/q, for distances from each half of the reference to the classes of the other half.
 
     Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202: the exponent, chosen by the spectrum and the
         local dimension of the features. Mueller and Hein (2025) show that varying lengths spoil the Gaussian.

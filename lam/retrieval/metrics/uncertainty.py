@@ -24,7 +24,7 @@ _ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 def sparsification(
     correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Accuracy of the remaining queries after the share f of the most uncertain queries is dropped.
+    """Accuracy of the remaining queries after a share f of the queries, the most uncertain ones, is dropped.
 
     accuracy(f) = C((1 − f)Q) / ((1 − f)Q), where C(m) is the number of right first hits among the m most certain of Q
     queries. C is linear between whole m, and a tie counts as the mean over its orders. A good uncertainty gives a
@@ -218,7 +218,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 
 
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under the curve of accuracy against abstention rate, scaled: 0 is useless, 1 is the best order.
+    """Area under the curve of accuracy against abstention rate, scaled to 0 for a useless and 1 for the best order.
 
     Rates are 0, 0.1 … 0.9. Negative for an order worse than chance; NaN if all first hits are right or all are wrong.
 

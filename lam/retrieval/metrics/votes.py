@@ -82,8 +82,8 @@ def majority_votes(
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. In a tie, the label that comes first here wins; if no tied
-            label is here, the lowest label wins.
+        ranked_labels: (Q, K) labels of the hits, best first. In a tie, the tied label of the best hit wins; if no hit
+            has a tied label, the lowest label wins.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")

@@ -20,7 +20,7 @@ from lam.vmf.embeddings import KAPPA_RANGE
 
 
 class DistributionLoss(nn.Module, ABC):
-    """A loss on von Mises-Fisher distributions and their pairs; any parameters are trained with the network.
+    """A loss on von Mises-Fisher distributions and their pairs; its parameters, if any, are trained with the network.
 
     Attributes:
         dimension: D of the means; None for any.
@@ -41,7 +41,7 @@ class DistributionLoss(nn.Module, ABC):
         """Loss of a batch; lower is better.
 
         Args:
-            mean: (N, D) unit rows, the mean directions; half precision is widened to float32, also for κ.
+            mean: (N, D) unit rows, the mean directions. Means and κ in half precision become float32.
             kappa: (N,) concentrations ≥ 0; outside `KAPPA_RANGE` they are clamped and have no gradient.
             pairs: the pairs among these N items.
             generator: generator of the samples, on the device of `mean`; by default torch's global generator.
@@ -80,7 +80,7 @@ def samples_of(
 
 
 def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Generator | None) -> Pairs:
-    """The pairs with at most `n_negatives` random negatives of each anchor, without replacement; None for all.
+    """The pairs with at most `n_negatives` random negatives of each anchor, without replacement; None keeps all.
 
     The positive pairs stay the same. The matrix `negative` is no longer symmetric.
     """
@@ -123,7 +123,7 @@ class MCInfoNCE(DistributionLoss):
     32 negatives are best; by figure 3, 16 samples are enough.
 
     Args:
-        kappa_pos: concentration of the latent variables of a positive pair around each other, > 0.
+        kappa_pos: concentration of one latent variable of a positive pair around the other, > 0.
         n_samples: S ≥ 1.
         n_negatives: M ≥ 1 random negatives of each anchor; None for all in the batch.
         learn_kappa_pos: whether the logarithm of κ_pos is learned, starting from the value of `kappa_pos`.
@@ -162,7 +162,7 @@ class MCInfoNCE(DistributionLoss):
         return {"kappa_pos": [self.log_kappa_pos.exp().item()]} if self.log_kappa_pos.requires_grad else {}
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE; 1/τ is the concentration of the means of a positive pair around each other.
+        """The curvature of InfoNCE; 1/τ is the concentration of one mean of a positive pair around the other.
 
         Two means of a pair differ by three von Mises-Fisher steps: from a mean to its latent variable, to the other
         latent variable, and to the other mean. Their mean resultant lengths are multiplied.

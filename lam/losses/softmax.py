@@ -19,7 +19,7 @@ class InfoNCE(TemperatureLoss):
     """Mean over positive pairs (a, p) of −log e^(z_a·z_p/τ) / (e^(z_a·z_p/τ) + Σ_n e^(z_a·z_n/τ)).
 
     z_a is the embedding of a, and the sum is over the negatives n of a. With two views of each item, this is NT-Xent.
-    With classes, unlike in SupCon, other items of a pair's class are not in its denominator.
+    Unlike in SupCon, the denominator leaves out other items of the pair's class.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).
@@ -99,7 +99,7 @@ class AnInfoNCE(TrainableLoss):
 
     If the embeddings are a rotation of the latent variables, Λ_d is the concentration of positive pairs along d. For
     unit embeddings and Λ_d = 1/(2τ), the loss is InfoNCE at temperature τ. If negatives are drawn near the anchor, with
-    a concentration Λ⁻ > 0, the best Λ is Λ⁺ − Λ⁻: a learned Λ⁺, the concentration of positive pairs, and a fixed Λ⁻. An
+    a concentration Λ⁻ > 0, the best Λ is Λ⁺ − Λ⁻, with a learned concentration Λ⁺ of positive pairs and a fixed Λ⁻. An
     ensemble sums the losses of M members; each member has its own Λ and its own pairs of the same items.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1

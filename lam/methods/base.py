@@ -62,7 +62,7 @@ class Method(ABC):
 
     @abstractmethod
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and return its encoder; most methods do not train a network with `training.pretrained`.
+        """Train a network and return its encoder; with `training.pretrained`, most methods keep the network's weights.
 
         Args:
             network: maps inputs (N, ...) to unit embeddings (N, D) and ends in a linear layer and normalisation. A
@@ -161,7 +161,7 @@ def can_learn(network: nn.Module) -> bool:
 
 
 def curvature_of_loss(loss: Loss, learned: Learned | None = None) -> dict[str, Any]:
-    """Name, settings and learned parameters of a loss's curvature, without settings that have no value.
+    """Name, settings and learned parameters of a loss's curvature, without settings that are None.
 
     Empty if the loss lacks a setting that the curvature needs, such as a margin.
 

@@ -43,10 +43,10 @@ class HeadMethod(Method):
     def train_head(
         self, head: nn.Module, network: nn.Module, path: str, loss: HeadLoss, dataset: Any, training: Training
     ) -> History:
-        """Train a head on the inputs (N, P) of the layer `path`, in the stage and the sub-folder `head`.
+        """Train a head on the inputs (N, P) of the layer `path`, with checkpoints in the sub-folder `head`.
 
-        The head has its own epochs and learning rate, and learns from all pairs of a batch; other settings are the
-        network's. The last epoch is kept, because validation measures retrieval, which the head does not change.
+        The head has its own epochs and learning rate, and learns from all pairs of a batch; other settings are as for
+        the network. The last epoch is kept: validation measures retrieval, which the head does not change.
         """
         own = replace(
             training,

@@ -89,7 +89,7 @@ def train_layer(
 
 
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
-    """A float32 layer from features (N, P) to their first D principal components, scaled to more equal variances.
+    """A float32 layer from features (N, P) to their first D principal components, scaled to nearly equal variances.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ and b = −W m. m is the mean of the features, U and λ are the eigenvectors and eigenvalues
     of their covariance, and λ̄ is the mean of λ. λ̄ keeps the layer from magnifying noise where variance is small.
@@ -149,10 +149,10 @@ class Laplace:
             or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms
             (derivatives by two items); the others need a `fix` of "fixed" or "projected". `ekfac` reads the features
             twice, from a temporary file. The default is `kron`, but `diag` for several layers, more than 4,096 inputs
-            or outputs, and a curvature that has cross terms or no matrices.
+            or outputs, and a curvature with cross terms or without `matrices`.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes for the sums that the structure keeps; with several layers, also for one batch and
-            one item. Later, S sampled networks take S times the memory of the layers' weights.
+            one item. To embed, S sampled networks take S times the memory of the layers' weights.
         rank: for `low_rank`: largest rank of the input factor; 256 by default.
         prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with the curvature h
             and the likelihood scale s. With this default, s changes only the posterior's width, not its shape.

@@ -179,12 +179,12 @@ def follow(target: nn.Module, network: nn.Module, momentum: float) -> None:
 
 @dataclass(frozen=True)
 class Swav(ViewsMethod):
-    """Train by predicting one of several learned prototypes of one view from the other; without multi-crop.
+    """Train by predicting which of J learned prototypes a view has from the other view; without multi-crop.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments".
 
     Attributes:
-        n_prototypes: number J of prototypes; the encoder does not keep them.
+        n_prototypes: J; the encoder does not keep the prototypes.
         temperature: τ of the predictions.
         smoothness: ε of the assignments.
         n_iterations: iterations of Sinkhorn and Knopp's algorithm.

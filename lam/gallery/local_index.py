@@ -135,7 +135,7 @@ def build_index(
 
     Args:
         items: items by rising key.
-        factory: the FAISS type; if it needs more items, the index is Flat, with a warning.
+        factory: the FAISS type; with too few items for this type, the index is Flat, with a warning.
         source: the file of the items, for error messages.
         trained: an empty trained index of this type to fill, instead of the cached one.
     """

@@ -40,8 +40,8 @@ class Replica(Gallery):
 
     Raises:
         CorruptFileError: for a lost file, or altered rows in a read-only folder.
-        ValueError: for a missing gallery, an index in this process for a writable folder or beside a log of changes,
-            Milvus Lite in a file, or a collection that no writer has filled.
+        ValueError: for a missing gallery, Milvus Lite in a file, or a collection that no writer has filled; without a
+            collection, for a folder that is writable or holds a log of changes.
     """
 
     def __init__(self, folder: Path, dimension: int, *, index: str | None) -> None:

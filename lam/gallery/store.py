@@ -3,9 +3,9 @@
 SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row detects an altered row.
 The ledger holds the number of rows and the XOR of their hashes, and detects lost, repeated or replaced rows. XOR is its
 own inverse, so a change updates the ledger without reading other rows. An update deletes the old row and inserts a new
-one under a new key. The keys of a process begin at its time, so that a restored copy gives no key twice. So the content
-of a key never changes, and comparing keys suffices to update an index. A second file, the mark, records that the
-database existed, so that opening a lost database raises an error.
+one under a new key. A process numbers new keys from the present time, so a restored copy gives no key twice. Thus the
+content of a key never changes, and comparing keys suffices to update an index. A second file, the mark, records that
+the database existed, so that opening a lost database raises an error.
 """
 
 import os
@@ -257,7 +257,7 @@ class ItemStore:
             return reader.execute(query, known).fetchall()
 
     def page(self, *, after: str, limit: int, where: Filter | None = None) -> dict[int, ItemInfo]:
-        """At most `limit` items that pass a filter, by key, in the order of their ids, which are all after `after`.
+        """The first `limit` items whose ids come after `after` and that pass a filter: by key, in the order of ids.
 
         A page ends early once its metadata reach `MAX_PAGE`. A slow filter is refused as `busy`.
         """

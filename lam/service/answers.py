@@ -94,7 +94,7 @@ class Responder:
             search, query: the search, and its query (`Search.read`).
             hits: hits of the query: at least k, and at least as many as a decision needs.
             infos: information on the hits, by key.
-            judged: whether to decide; False for a query unlike the calibration queries.
+            judged: whether to decide; False for a query of another kind than the calibration queries.
             verdict: the verdict on the query, if it is known.
             vectors: vectors of items by key, for a search with vectors.
         """
@@ -135,9 +135,9 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> models.SearchResponse:
-        """`answer` with groups instead of hits; for a `match`, items with the label of its first hit are accepted.
+        """`answer` with groups instead of hits; for a `match`, items with the first hit's label are accepted.
 
-        `answer` must hold its first hit. Items that were deleted since the search are left out.
+        `answer` must hold the first hit. Items that were deleted since the search are left out.
         """
         first = next(iter(answer.hits), None)
         found = [self._hits(search, group, infos, vectors, answer, first) for group in groups]

@@ -51,7 +51,7 @@ class Site:
     Attributes:
         max_json: greatest number of bytes of a JSON body.
         count: called for every answer with its route, method, status and seconds.
-        describe: builds the schema of its routes, which takes a tenth of a second.
+        describe: builds the schema of the run's routes, in a tenth of a second.
         requests: number of requests that are being answered.
     """
 

@@ -180,8 +180,8 @@ class Engine:
     async def do(self, worker: Worker[Job, Value], job: Job) -> Value:
         """Do a job in the thread of a worker.
 
-        The lister does jobs on many items, and delays no searches; the reader does jobs on JSON or on single items,
-        which would block the event loop.
+        The lister does jobs on many items, and delays no searches; the reader does jobs on JSON or single items that
+        would block the event loop.
         """
         return await self._in_time(worker, lambda: asyncio.wrap_future(worker.submit(job)))
 

@@ -110,7 +110,7 @@ def request_id() -> str | None:
 
 
 class RequestLog:
-    """The log of requests, as JSON lines without keys, item ids, labels, and contents of requests.
+    """The log of requests, as JSON lines without keys, item ids, labels or contents of requests.
 
     A thread writes the lines, so that no request waits for a disk; lines that a slow disk cannot take are dropped.
 

@@ -1,4 +1,4 @@
-"""Encoders of several networks, which are uncertain where the networks disagree: members of an ensemble, or dropout.
+"""Encoders of several networks, the members of an ensemble or dropout; inputs are uncertain where networks disagree.
 
 With Monte-Carlo dropout, the networks are S thinned networks (with some units dropped), the same for all items.
 

@@ -34,7 +34,7 @@ def register(kind: str, encoder: type[Encoder]) -> None:
 
 
 def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
-    """Read an encoder that `Encoder.save` wrote; tensors are equal to the bit.
+    """Read an encoder that `Encoder.save` wrote; all tensors are bitwise equal.
 
     Args:
         folder: folder of the encoder.

@@ -180,8 +180,8 @@ def ggn_of_dataset(
     Similarities of items have the type of the features, but at least float32.
 
     Args:
-        empty: the structure with all sums zero. Its curvature must be `in_blocks`; contrastive and softmax curvatures
-            are, unless `fix` is `full`.
+        empty: the structure with all sums zero. Its curvature must be `in_blocks`, such as a contrastive or softmax
+            curvature whose `fix` is not `full`.
         features: (N, P) inputs of the layer, on any device; they move to the weight's device in blocks.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.

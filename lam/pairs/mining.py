@@ -38,9 +38,9 @@ class Mining:
 
     `all` chooses every pair.
 
-    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`. What it
-    calls "all" is `violating` here, and the loss's margin replaces its default of 0.2. Warburg et al. (2023) mine the
-    same way, and draw at most `max_pairs` triplets for the curvature.
+    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`. Its kind
+    "all" is `violating` here, and the loss's margin replaces its default of 0.2. Warburg et al. (2023) mine the same
+    way, and draw at most `max_pairs` triplets for the curvature.
 
     Attributes:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of

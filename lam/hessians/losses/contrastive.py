@@ -113,7 +113,7 @@ class ContrastiveCurvature(SummedByPartners):
 
     `fix="fixed"` takes second derivatives by each item, with the other item fixed. "full" adds the cross terms.
     "positive" is "full" without negative pairs. "projected" takes the positive part of each item's "fixed" curvature,
-    so no entry is clipped later. Its only term is averaged over the positive pairs.
+    so no entry is clipped later; its only term is averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 

@@ -230,7 +230,7 @@ class Structure(SummedCurvature):
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Reject cross terms that the sums cannot hold, and `n_bytes` of sums over `max_memory`.
+        """Reject cross terms that the sums cannot hold, and sums of more than `max_memory` bytes.
 
         `shape` is the shape (D, F) of the layer's weights with its bias. The error names structures that fit.
         """

@@ -84,7 +84,7 @@ def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
 def is_matrix(module: nn.Module) -> bool:
     """Whether a layer applies one matrix at every place: `nn.Linear`, or `nn.Conv2d` with one group.
 
-    A subclass with its own `forward` does not count, because that may normalise or pad.
+    A subclass with its own `forward` does not count, because it may normalise or pad.
     """
     kind: Any = type(module)
     if module._parameters.get("weight") is None:

@@ -46,7 +46,7 @@ class BayesianEncoder(Encoder):
         relation: rule for positive and negative pairs.
         mean: directions of embeddings: `network` for the network's output, which no posterior changes; or `sampled` for
             the mean direction of the samples, as in Warburg et al. (2023).
-        tuning: the trials of the last `tune`, if any.
+        tuning: the trials of the last `tune` by calibration, if any.
         recommendation: the result of the last `recommend`; None after `tune` or `forget`.
     """
 

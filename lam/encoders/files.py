@@ -210,8 +210,8 @@ def export_encoder(
 ) -> None:
     """Write the program of a network and its head; see `BayesianEncoder.export`.
 
-    `predict` maps features, and the network's output (None for an added head), to embeddings. If the example has N ≥ 2
-    items, the program takes batches of any size.
+    `predict` maps features, and the network's output (None for an added head), to embeddings. With an example of N ≥ 2
+    items, the program takes batches of any size; fewer items raise a `ValueError`.
     """
     if len(example) < 2:
         raise ValueError(

@@ -108,7 +108,7 @@ class Accumulator(ABC):
         """Sum over the batches of all processes, and the number of items.
 
         Raises:
-            ValueError: as `add`; also if the curvature is zero, or if one of its terms has no item or pair.
+            ValueError: as `add`; also for fewer than 2 items, a zero curvature, or a term without an item or pair.
         """
         return _total_of(*self.accumulate(batches))
 

@@ -116,7 +116,7 @@ class MCInfoNCE(DistributionLoss):
 
     z_s, z⁺_s and z⁻_ms are the s-th samples of an anchor, its match and its m-th of M negatives. The source divides the
     denominator by M, which subtracts log M from the loss. Without this factor, the limit of large κ is InfoNCE at
-    temperature 1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, above all a large κ.
+    temperature 1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, most of all a large κ.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,

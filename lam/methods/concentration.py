@@ -29,7 +29,7 @@ KappaBy = Literal["phases", "shared", "norm", "none"]
 class ConcentrationMethod(HeadMethod):
     """Train the mean direction μ and the concentration κ of each item by a loss on distributions.
 
-    `training.loss` only gives miners their margin.
+    Only miners use `training.loss`, for its margin.
 
     Attributes:
         kappa: how κ is learned. "phases" trains the network with one κ for all items, then freezes the network and

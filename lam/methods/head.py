@@ -203,8 +203,8 @@ class Hib(Method):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`.
 
-        A trained network is trained further. `training.loss` only gives miners their margin, and `training.validate`
-        gets the network itself.
+        A trained network is trained further. Only miners use `training.loss`, for its margin. `training.validate` gets
+        the network itself.
         """
         network = unwrapped(network)
         path = head_of(network, dataset)

@@ -134,7 +134,7 @@ class Laplace:
     """Settings of a Laplace posterior, checked on creation.
 
     Attributes:
-        margin: margin of the contrastive loss, in (0, 2]: for miners, an added layer, and a curvature without a margin.
+        margin: margin of the contrastive loss, in (0, 2]; used by miners, an added layer, and a curvature without one.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
         pairs: `batch` takes all pairs within a batch; posteriors can then be added, and batches subtracted. `dataset`
             takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.

@@ -2,7 +2,7 @@
 
 A single score, such as the cosine of the first hit, is not learnt from the calibration data. So its threshold keeps the
 target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data, so they are split into
-folds. Each calibration query gets its probability from a function learnt on the other folds; a new query, from a
+folds. Each calibration query gets its probability from a function learnt on the other folds, and a new query from a
 function learnt on all folds. This is a form of cross-conformal prediction.
 
 The rate of false accepts is at most the target if leaving out a fold changes no decision. (If each new query used the

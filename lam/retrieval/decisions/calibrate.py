@@ -168,8 +168,8 @@ class Choices:
     Attributes:
         targets: the error rates.
         flag: the score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default `OodDetector.best`.
-        accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
-            of right hits in cross-validation.
+        accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; the default is as in
+            `Acceptance.fit`.
         of_strangers: whether to bound false accepts of strangers, instead of calibration queries without their matches.
             If strangers have classes, the bound is for a random item of a new class.
         share: expected share of strangers among future queries; a mixture replaces it by an estimate.

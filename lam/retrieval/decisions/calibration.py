@@ -134,12 +134,12 @@ class Calibration:
 
     @property
     def accept(self) -> str:
-        """`probability`, or the name of a score; the accept statistic is then minus this score."""
+        """`probability`, or the name of a score. For a score, the accept statistic is minus the score."""
         return self.acceptances[0].accept
 
     @property
     def false_accepts(self) -> ConformalScores:
-        """The accept statistics of queries without their matches, or of strangers."""
+        """The accept statistics of strangers, or of queries searched without their matches."""
         return self.acceptances[0].false_accepts
 
     @property

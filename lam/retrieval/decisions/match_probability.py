@@ -202,7 +202,7 @@ class DensityRatio:
 
         For any set A of queries, P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
         equality if A holds no stranger. The estimate is the greatest of these bounds for three sets: queries whose
-        cross-validated P(known) exceeds the 0.75, 0.5 or 0.25 quantile of the known queries. The lower end of the
+        cross-validated P(known) reaches the 0.75, 0.5 or 0.25 quantile of the known queries. The lower end of the
         interval is a Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one
         of the sets holds no stranger.
 

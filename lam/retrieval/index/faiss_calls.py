@@ -1,7 +1,4 @@
-"""Calls to FAISS, with slots (`lam.retrieval.index.rows`) as FAISS's ids; most errors of FAISS become a `ValueError`.
-
-FAISS checks dimensions with `assert` and accepts NaN, so `lam.retrieval.Index` validates first.
-"""
+"""Calls to FAISS, with slots (`lam.retrieval.index.rows`) as FAISS's ids; most FAISS errors become a `ValueError`."""
 
 import math
 import os

@@ -191,7 +191,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
 
 
 def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mapping[str, Tensor]) -> None:
-    """Draw the median κ and recall@1 of queries against the severity of each kind of corruption.
+    """Draw median κ, relative to clean queries, and recall@1 against the severity of each kind of corruption.
 
     Args:
         kappa: for each kind, (V,) medians of κ at severities 0 (clean) to V − 1; empty for a network without κ.

@@ -119,7 +119,7 @@ def with_head(
 ) -> EmbeddingNetwork:
     """A frozen network with a new head: dropout and a linear layer, or for `identity` a layer that keeps the features.
 
-    `name` and `layers` go into the recipe. If `sha256` is given, the frozen weights must have this hash.
+    `recipe` keeps `name` and `layers`, to rebuild the network. If given, `sha256` must be the frozen weights' hash.
     """
     if sha256 not in (None, frozen.sha256):
         raise ValueError(f"{name} has other weights than the saved network: put the old ones back, or train anew")

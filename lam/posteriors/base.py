@@ -88,7 +88,7 @@ class Posterior(ABC):
         """The likelihood scale s in use, by default `n_items`² for a curvature that averages over pairs, else 1.
 
         Without `prior_precision`, the default s is raised until α is at least 1 / mean square of the weights.
-        Otherwise, a small curvature would make the prior wider than the weights.
+        Otherwise, with a small curvature, the prior would spread wider than the trained weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale
@@ -246,8 +246,8 @@ class Posterior(ABC):
         """Cosine of each query and its hit, and the variance of this cosine if the same weights embed query and hit.
 
         The layer's outputs f(φ) of a query and f(ψ) of its hit have directions n and m, and the cosine c = nᵀm. To
-        first order in the weights, its variance is uᵀ Σ u with u = g ⊗ φ + g' ⊗ ψ. The derivatives of c by the two
-        outputs are g = (m − c n)/‖f(φ)‖ and g' = (n − c m)/‖f(ψ)‖.
+        first order in the weights, c has the variance uᵀ Σ u with u = g ⊗ φ + g' ⊗ ψ and the posterior's covariance Σ.
+        The derivatives of c by the two outputs are g = (m − c n)/‖f(φ)‖ and g' = (n − c m)/‖f(ψ)‖.
 
         Args:
             queries: (N, P) features φ.

@@ -37,7 +37,7 @@ _SAME = 1e-5  # greatest distance between embeddings of one input in batches of 
 class Inputs:
     """A run, the options of its calibration, and the data.
 
-    `config` names the present folder of the data. `splits` is None if the options name a folder and `reference` is 0.
+    `config` names the data's folder, even if moved. `splits` is None if options name a folder and `reference` is 0.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:

@@ -202,13 +202,12 @@ class EvaluationConfig:
     """Evaluation of the encoder; see `lam.evaluate`.
 
     Attributes:
-        n_samples: number of samples of each item that give κ and the calibration metrics, in tuning, evaluation and
-            later.
+        n_samples: number of samples of each item, for κ and calibration metrics; also kept by the saved encoder.
         reference: number of training items among which the k-NN score finds neighbours.
         corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 skips the test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
             `blur`, `contrast` and `crop` for images, and all kinds for texts.
-        unseen: number of items from held-out classes that search each other; 0 skips this search.
+        unseen: number of items of held-out classes; these items search each other. 0 skips this search.
         costly: whether to compute slow metrics too; see `lam.evaluate`.
     """
 

@@ -48,7 +48,7 @@ class Minibatch:
     sizes: tuple[int, ...] = ()
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The N rows of all processes, from this process's rows; with one process, the same tensor.
+        """The rows of all processes for the N items of the batch; with one process, `rows` itself.
 
         The loop gathers the network's outputs; a step gathers values from inside the network.
         """

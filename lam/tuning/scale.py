@@ -160,17 +160,17 @@ def calibrate_scale(
 ) -> Tuned:
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
-    S sampled networks vote: the share that agrees with a first hit is the probability that the hit is right. The log
-    score of this probability is a proper scoring rule. The ECE is no proper rule: with few queries, it can prefer an
-    uninformative posterior. Curvature and hits are the same for every s, so each s costs only sampling.
+    S sampled networks vote on each first hit; the share that agrees estimates the probability that the hit is right.
+    The log score of this probability is a proper scoring rule. The ECE is no proper rule: with few queries, it can
+    prefer an uninformative posterior. Curvature and hits are the same for every s, so each s costs only sampling.
 
     By default, the s with the best score is chosen; in a tie, the smallest s that keeps the samples near the network's
     direction. With a fixed `prior_precision`, the posterior's shape depends on s. Then the largest s that scores within
     one standard error of the best is chosen, because its samples differ least from the network.
 
-    The search begins with steps of about a factor of ten. Then it halves the step around the best s, and around the
-    ends of the range that scores within one standard error of the best. All s share the same noise. An s is excluded if
-    κ of a held-out item reaches the upper end of `KAPPA_RANGE`.
+    The search begins with steps of about a factor of ten. Then it halves the step around the best s, and around both
+    ends of the range within one standard error of the best. All s share the same noise. An s is excluded if κ of a
+    held-out item reaches the upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 

@@ -102,7 +102,7 @@ class LocalIndex:
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """The FAISS type for a requested kind; None keeps the gallery's type `indexed`, "hnsw" keeps it if it is HNSW.
+    """The FAISS type for a requested kind; None keeps the gallery's type `indexed`, "hnsw" keeps only an HNSW type.
 
     Example:
         >>> factory_of(None, "IVF4,Flat"), factory_of("flat", "HNSW8"), factory_of("hnsw", "HNSW8")

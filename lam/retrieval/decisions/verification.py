@@ -109,8 +109,8 @@ class CosineIntervals:
     ) -> "CosineIntervals | None":
         """Intervals by split conformal prediction, from queries with a match; None for too few pairs.
 
-        The exchangeable units are disjoint pairs of queries of one class. A hit of one query has two cosines: with this
-        query, and with the other query of the pair. Conformal quantiles of (second − first) · κ^(1/4) are `below` and
+        The exchangeable units are disjoint pairs of queries of one class. A hit of one query has the cosine c with this
+        query, and c' with the other query of the pair. Conformal quantiles of (c' − c) · κ^(1/4) are `below` and
         `above`; see `ConformalScores.threshold`.
         """
         first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))

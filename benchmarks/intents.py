@@ -9,8 +9,7 @@ unknown intent.
 
 - `out_of_scope`: all 150 intents of CLINC150 are known. AUROC and AUPRC of the 1,000 questions out of scope by every
   score, and ECE of the probability that the predicted intent is right, where a question out of scope counts as wrong;
-  P(known) from how unusual a question is, and with a share of 0.05 of strangers expected, calibration queries whose
-  intent was taken out of the gallery standing for them.
+  with half of the questions expected to be strangers, as by default, and with a share of 0.05.
 - `open_intent`: 25, 50 or 75 % of the intents are known, drawn anew in each split. An unknown intent is one class more:
   accuracy over all, and F1 of that class. Score and share of flagged known questions are chosen once for all, by the
   accuracy on validation parts, half of the known intents playing the unknown ones.
@@ -52,7 +51,6 @@ from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrat
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED
-from lam.retrieval.decisions.match_probability import SHARE
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auprc, auroc
@@ -69,7 +67,7 @@ REFERENCE = 5000
 FRACTIONS = 0.25, 0.5, 0.75
 RATES = 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25
 TARGETS = Targets(far=0.2, ood=0.2, conformal_miss=0.2)  # no threshold of these is used
-ANSWER, EXPECTING = "p_right", "p_right_expecting_strangers"
+ANSWER, EXPECTING, SHARE = "p_right", "p_right_expecting_strangers", 0.05
 PARTS = "train", "validation", "test"
 TEXTS = {"clinc150": "clinc150_oos", "banking77": "clinc150_oos", "docstrings": "descriptions"}
 """What is out of the scope of each data set."""

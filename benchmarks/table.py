@@ -1248,8 +1248,8 @@ def out_of_scope() -> list[Row]:
     rows: list[Row] = [[of, "AUROC", "AUPRC", "ECE", "ECE with out of scope"]]
     titles = {
         COMBINED: "**combined**, lam's flag",
-        "p_right": "**P(right)**",
-        "p_right_expecting_strangers": "**P(right)**, a share of 0.05 of strangers expected",
+        "p_right": "**P(right)**, half strangers expected",
+        "p_right_expecting_strangers": "**P(right)**, 5 % strangers expected",
     }
     for name in ("kappa", "knn", "relative_mahalanobis", "cosine", "mean_cosine", "weighted_votes", *titles):
         figures = [f"{figure}_{name}" for figure in ("auroc", "auprc", "ece", "ece_with_out_of_scope")]

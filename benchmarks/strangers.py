@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lam.cli.commands import DEMOS
 from lam.encoders.base import N_SAMPLES, Prediction
-from lam.retrieval.decisions.calibration import query_scores
+from lam.retrieval.decisions.calibrate import CalibrationData, OtherQueries
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.metrics.open_set import search_open_set
@@ -75,11 +75,20 @@ def asked(folder: Path) -> Asked:
     labels, stored = splits.validation.labels, splits.test.labels
     own = search_open_set(known, gallery, lambda rows: labels[rows][:, None] == stored)
     foreign = search_open_set(strangers, gallery, lambda rows: torch.zeros(len(rows), len(stored)).bool())
+    data = CalibrationData(
+        own, seen[0].embeddings, seen[0].features, labels, gallery_labels=stored, reference=reference
+    )
+    nearest = data.nearest()
     of_known, of_strangers = (
-        query_scores(part.embeddings, searches.cosines, features=part.features, reference=reference)
+        data.scores_of(
+            OtherQueries(part.embeddings, searches.cosines, stored[searches.hits], part.features),
+            nearest=nearest,
+            reference=reference,
+            labelled=True,
+        )
         for part, searches in ((seen[0], own), (seen[2], foreign))
     )
-    detector = OodDetector.of(of_known)
+    detector = OodDetector.fit(data.evidence(nearest, labelled=True))
     usual = detector.conformal_scores(COMBINED)
     limit = usual.threshold(max(OOD_TARGET, 1 / (len(usual) + 1) + 1e-9))
     passed = (detector.ood_score(COMBINED, scores) <= limit for scores in (of_known, of_strangers))

@@ -24,6 +24,7 @@ from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.decisions.probability import Correctness, probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
@@ -66,12 +67,13 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     stored, labels = parts[0].labels, (parts[1].labels, splits.test.labels)
     own = search(held, gallery, labels[0], stored)
     asked = search(test, gallery, labels[1], stored)
-    data = CalibrationData(own, held.embeddings, held.features, gallery_labels=stored, reference=reference)
+    common: Any = {"gallery_labels": stored, "reference": reference}
+    data = CalibrationData(own, held.embeddings, held.features, labels[0], **common)
     made = calibrate(data, Choices(Targets(far=0.01)), key="")
     generator = torch.Generator().manual_seed(0)
-    seen: dict[str, Any] = {"features": test.features, "reference": reference}
+    evidence = CalibrationData(asked, test.embeddings, test.features, labels[1], **common).evidence({}, labelled=True)
     return {
-        "false_flags": false_flags(query_scores(test.embeddings, asked.cosines, **seen), generator),
+        "false_flags": false_flags(evidence, generator),
         "false_accepts": false_accepts(asked, generator),
         "false_accepts_without_a_gallery": false_accepts_alone(test, labels[1], generator),
         "p_correct": p_correct(made, asked, test, held, labels, stored),
@@ -82,7 +84,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
             "miss_on_test": float((asked.rank > made.depth).double().mean()),
         },
         "open_set": [asdict(open_set_metrics(asked, fpir=fpir)) for fpir in FAR_TARGETS],
-        "no_match": no_match(made, gallery, {"fashionmnist": test, "mnist": outside}),
+        "no_match": no_match(made, gallery, stored, {"fashionmnist": test, "mnist": outside}),
     }
 
 
@@ -91,22 +93,28 @@ def search(queries: Prediction, gallery: Prediction | None, labels: Tensor, othe
     return search_open_set(queries.embeddings.mean, items, partial(_match, others, labels))
 
 
-def false_flags(scores: dict[str, Tensor], generator: torch.Generator) -> list[dict[str, Any]]:
+def false_flags(evidence: Evidence, generator: torch.Generator) -> list[dict[str, Any]]:
     """Rates on the rest of the test split against the target, and their spread against the Beta-binomial law."""
     rates: dict[tuple[str, float], list[float]] = {(flag, target): [] for flag in FLAGGED_BY for target in OOD_TARGETS}
-    n = len(scores["kappa"])
+    n, fold = len(evidence.queries), folds_of(torch.arange(CALIBRATED))
+
+    def part(group: Group, rows: Tensor) -> Group:
+        return Group({name: values[rows] for name, values in group.scores.items()}, fold)
+
     for known, new in partings(n, generator):
-        detector = OodDetector.of({name: values[known] for name, values in scores.items()})
+        groups = (part(group, known) for group in (evidence.no_match, evidence.strangers))
+        queries = part(evidence.queries, known)
+        detector = OodDetector.fit(Evidence(queries, evidence.has_match[known], evidence.right[known], *groups))
+        fresh = {name: values[new] for name, values in evidence.queries.scores.items()}
         for (flag, target), found in rates.items():
-            ood_score = detector.ood_score(flag, {name: values[new] for name, values in scores.items()})
+            ood_score = detector.ood_score(flag, fresh)
             found.append(float((ood_score > detector.conformal_scores(flag).threshold(target)).double().mean()))
-    return [{"flag": flag, **against_law(found, target, flag, n)} for (flag, target), found in rates.items()]
+    return [{"flag": flag, **against_law(found, target, n)} for (flag, target), found in rates.items()]
 
 
-def against_law(rates: list[float], target: float, flag: str, n: int) -> dict[str, Any]:
-    calibrated = CALIBRATED // 2 if flag == COMBINED else CALIBRATED
+def against_law(rates: list[float], target: float, n: int) -> dict[str, Any]:
     new = n - CALIBRATED
-    law = betabinom(new, *ConformalScores(torch.arange(float(calibrated)).double()).law(target))
+    law = betabinom(new, *ConformalScores(torch.arange(float(CALIBRATED)).double()).law(target))
     found = torch.tensor(rates, dtype=torch.float64)
     counts = (found * new).round().numpy()
     error = float(found.std()) / len(rates) ** 0.5
@@ -210,6 +218,7 @@ def p_correct(
             features=queries.features,
             labels=labels_of_hits,
             reference=made.reference,
+            nearest=made.nearest,
         )
 
     renewed = Correctness.fit(scores(held, again, labels[1]), again.correct)
@@ -270,7 +279,9 @@ def verification(
     }
 
 
-def no_match(made: Calibration, gallery: Prediction, asked: dict[str, Prediction]) -> list[dict[str, Any]]:
+def no_match(
+    made: Calibration, gallery: Prediction, stored: Tensor, asked: dict[str, Prediction]
+) -> list[dict[str, Any]]:
     """Shares flagged at one false-flag target by each score, and decisions: FashionMNIST is asked, and MNIST."""
     rows = []
     found = {name: hits_of(seen, gallery) for name, seen in asked.items()}
@@ -279,10 +290,11 @@ def no_match(made: Calibration, gallery: Prediction, asked: dict[str, Prediction
         row: dict[str, Any] = {"score": score, "target": made.targets.ood, "gallery_size": len(gallery.embeddings)}
         for name, seen in asked.items():
             hits = found[name]
-            scores = made.scores(hits, seen.embeddings, features=seen.features)
-            ood_score = made.detector.ood_score(score, scores)
+            evidence: Any = {"features": seen.features, "labels": stored[hits.ids]}
+            ood_score = made.detector.ood_score(score, made.scores(hits, seen.embeddings, **evidence))
             flagged = ood_score > threshold
-            accepted = ~flagged & (hits.scores[:, 0] > made.accept_above)
+            decisions = made.decide(hits, seen.embeddings, **evidence)
+            accepted = ~flagged & (decisions.statistic > decisions.accept_above)
             row[f"{name}_flagged"] = float(flagged.double().mean())
             row[f"{name}_answered_match_at_far_{made.targets.far:g}"] = float(accepted.double().mean())
         rows.append(row)

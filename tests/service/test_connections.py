@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import json
 import logging
 import resource
@@ -10,7 +12,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +38,7 @@ class Served:
 
     def __init__(self, settings: ServiceSettings, most: int) -> None:
         self.connections = OpenConnections(most, settings.client_connections)
-        self.let, self.counted = asyncio.Event(), list[int]()
+        self.let, self.counted, self.clients = asyncio.Event(), list[int](), list[Client]()
         limits = Limits(Sites([Site("run", self._app, 1000, lambda *answer: self.counted.append(answer[2]))]), settings)
         self.server, self.port = server_of(limits, settings, self.connections), 0
 
@@ -55,34 +57,46 @@ class Served:
         writer.write(first)
         for _ in range(3):
             await asyncio.sleep(0.01)
+        self.clients.append((reader, writer))
         return reader, writer
 
 
 def serve(test: Callable[[Served], Coroutine[Any, Any, None]], *, most: int = 100, **settings: Any) -> None:
-    """Run a test beside a server."""
+    """Run a test beside a server, and close what connections it left open."""
 
     async def run() -> None:
-        async with _running(replace(SETTINGS, **settings), most) as served:
-            await test(served)
+        served = Served(replace(SETTINGS, **settings), most)
+        with _bound("127.0.0.1", 0) as listener:
+            listener.listen()
+            served.port = listener.getsockname()[1]
+            ended = asyncio.create_task(served.server.serve([listener]))
+            while not served.server.started:
+                await asyncio.sleep(0.01)
+            try:
+                await test(served)
+            finally:
+                for _, writer in served.clients:
+                    writer.close()
+                served.let.set()
+                served.server.should_exit = True
+                await ended
 
     uvloop.run(run())
 
 
-@contextlib.asynccontextmanager
-async def _running(settings: ServiceSettings, most: int) -> AsyncIterator[Served]:
-    served = Served(settings, most)
-    with _bound("127.0.0.1", 0) as listener:
-        listener.listen()
-        served.port = listener.getsockname()[1]
-        ended = asyncio.create_task(served.server.serve([listener]))
-        while not served.server.started:
-            await asyncio.sleep(0.01)
-        try:
-            yield served
-        finally:
-            served.let.set()
-            served.server.should_exit = True
-            await ended
+def beside(**options: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Make a test of a coroutine that takes a server first, by `serve`."""
+
+    def made(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**given: Any) -> None:
+            serve(functools.partial(test, **given), **options)
+
+        _, *others = inspect.signature(test).parameters.values()
+        vars(run)["__signature__"] = inspect.Signature(others)  # of what pytest gives
+        return run
+
+    return made
 
 
 async def status(client: Client) -> int:
@@ -101,88 +115,71 @@ async def closed_after(served: Served, begun: float) -> float:
     return time.monotonic() - begun
 
 
-def test_a_connection_that_its_client_closes_is_let_go_at_once() -> None:
-    async def closed(served: Served) -> None:
-        clients = [await served.client(GET % b"/v1/x") for _ in range(5)] + [await served.client(HALF)]
-        clients += [await served.client(GET % b"/v1/big"), await served.client(b"GET /v1")]
-        assert [await status(client) for client in clients[:5]] == [200] * 5
-        assert len(served.connections) == 8
-        begun = time.monotonic()
-        for _, writer in clients:
-            writer.close()
-        assert await closed_after(served, begun) < 0.3
-
-    serve(closed, header_seconds=60.0, write_seconds=60.0)
+@beside(header_seconds=60.0, write_seconds=60.0)
+async def test_a_connection_that_its_client_closes_is_let_go_at_once(served: Served) -> None:
+    clients = [await served.client(GET % b"/v1/x") for _ in range(5)] + [await served.client(HALF)]
+    clients += [await served.client(GET % b"/v1/big"), await served.client(b"GET /v1")]
+    assert [await status(client) for client in clients[:5]] == [200] * 5
+    assert len(served.connections) == 8
+    begun = time.monotonic()
+    for _, writer in clients:
+        writer.close()
+    assert await closed_after(served, begun) < 0.3
 
 
 @pytest.mark.parametrize("requests", [1, 2])
-def test_who_ends_what_is_sent_is_answered(requests: int) -> None:
-    async def ended(served: Served) -> None:
-        reader, writer = await served.client()
-        writer.write(GET % b"/v1/work" * requests)
-        writer.write_eof()
-        await asyncio.sleep(0.05)
-        served.let.set()
-        answers = await asyncio.wait_for(reader.read(), 5)  # to the end: the connection is closed behind the last one
-        assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"\r\n\r\nxx") == requests
-        assert await closed_after(served, time.monotonic()) < 0.3
-        writer.close()
-
-    serve(ended, header_seconds=60.0, write_seconds=60.0)
+@beside(header_seconds=60.0, write_seconds=60.0)
+async def test_who_ends_what_is_sent_is_answered(served: Served, requests: int) -> None:
+    reader, writer = await served.client()
+    writer.write(GET % b"/v1/work" * requests)
+    writer.write_eof()
+    await asyncio.sleep(0.05)
+    served.let.set()
+    answers = await asyncio.wait_for(reader.read(), 5)  # to the end: the connection is closed behind the last one
+    assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"\r\n\r\nxx") == requests
+    assert await closed_after(served, time.monotonic()) < 0.3
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /v1", HALF, GET % b"/v1/x", GET % b"/v1/work" + b"GET /v1"])
-def test_who_ends_what_is_sent_before_a_request_is_whole_is_let_go(first: bytes) -> None:
-    async def ended(served: Served) -> None:
-        _, writer = await served.client(first)
-        writer.write_eof()
-        served.let.set()
-        assert await closed_after(served, time.monotonic()) < 0.3
-        writer.close()
-
-    serve(ended, header_seconds=60.0, write_seconds=60.0)
+@beside(header_seconds=60.0, write_seconds=60.0)
+async def test_who_ends_what_is_sent_before_a_request_is_whole_is_let_go(served: Served, first: bytes) -> None:
+    _, writer = await served.client(first)
+    writer.write_eof()
+    served.let.set()
+    assert await closed_after(served, time.monotonic()) < 0.3
 
 
-def test_nothing_is_kept_of_a_connection_that_its_client_resets() -> None:
-    async def reset(served: Served) -> None:
-        reader, writer = await served.client(GET % b"/v1/x")
-        assert await status((reader, writer)) == 200
-        (kept,) = map(weakref.ref, served.connections._open)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.close()
-        await closed_after(served, time.monotonic())
-        await asyncio.sleep(0.05)
-        gc.collect()
-        assert kept() is None
-
-    serve(reset, header_seconds=60.0)
+@beside(header_seconds=60.0)
+async def test_nothing_is_kept_of_a_connection_that_its_client_resets(served: Served) -> None:
+    reader, writer = await served.client(GET % b"/v1/x")
+    assert await status((reader, writer)) == 200
+    (kept,) = map(weakref.ref, served.connections._open)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.close()
+    await closed_after(served, time.monotonic())
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize(("first", "drip"), [(b"", b""), (b"GET /v1", b"x"), (GET % b"/v1/x", b"")])
-def test_headers_must_come_in_time(first: bytes, drip: bytes) -> None:
+@beside()
+async def test_headers_must_come_in_time(served: Served, first: bytes, drip: bytes) -> None:
     """Whether nothing comes, they drip, or no second request follows."""
-
-    async def kept(served: Served) -> None:
-        begun = time.monotonic()
-        _, writer = await served.client(first)
-        while len(served.connections) and time.monotonic() - begun < 5:
-            writer.write(drip)
-            await asyncio.sleep(0.02)
-        assert 0.3 < time.monotonic() - begun < 1.5
-        writer.close()
-
-    serve(kept)
+    begun = time.monotonic()
+    _, writer = await served.client(first)
+    while len(served.connections) and time.monotonic() - begun < 5:
+        writer.write(drip)
+        await asyncio.sleep(0.02)
+    assert 0.3 < time.monotonic() - begun < 1.5
 
 
 @pytest.mark.parametrize("requests", [1, 3])
-def test_an_answer_must_be_read_in_time(requests: int) -> None:
-    async def unread(served: Served) -> None:
-        begun = time.monotonic()
-        _, writer = await served.client(GET % b"/v1/big" * requests)
-        assert 0.4 < await closed_after(served, begun) < 2
-        writer.close()
-
-    serve(unread, header_seconds=0.3)
+@beside(header_seconds=0.3)
+async def test_an_answer_must_be_read_in_time(served: Served, requests: int) -> None:
+    begun = time.monotonic()
+    await served.client(GET % b"/v1/big" * requests)
+    assert 0.4 < await closed_after(served, begun) < 2
 
 
 @pytest.mark.parametrize(
@@ -201,27 +198,18 @@ def test_what_is_not_answered_when_the_server_ends_is_no_failure(
         while served.server.server_state.tasks:
             await asyncio.sleep(0.01)
         assert await status(client) == answer
-        client[1].close()
 
     serve(unanswered, write_seconds=60.0)
     assert "timeout graceful shutdown exceeded" in caplog.text
     assert "Traceback" not in caplog.text
 
 
-def test_clients_that_do_not_read_take_no_memory_from_others() -> None:
+@beside(max_held=2 * BIG + 1000, write_seconds=60.0)
+async def test_clients_that_do_not_read_take_no_memory_from_others(served: Served) -> None:
     """Where answers that nobody reads fill what may be held, the one that was left alone for longest is given up."""
-
-    async def greedy(served: Served) -> None:
-        unread = [await served.client(GET % b"/v1/big") for _ in range(5)]
-        good = await served.client(GET % b"/v1/x")
-        try:
-            assert await status(good) == 200
-            assert len(served.connections) == 3  # the last two that do not read, and the one that does
-        finally:
-            for _, writer in [*unread, good]:
-                writer.close()
-
-    serve(greedy, max_held=2 * BIG + 1000, write_seconds=60.0)
+    *_, good = [await served.client(GET % path) for path in [b"/v1/big"] * 5 + [b"/v1/x"]]
+    assert await status(good) == 200
+    assert len(served.connections) == 3  # the last two that do not read, and the one that does
 
 
 def test_the_system_keeps_little_of_what_is_not_read() -> None:
@@ -246,164 +234,123 @@ def _taken(sender: socket.socket) -> int:
     return taken
 
 
-def test_an_answer_that_is_read_slowly_is_read_whole_or_cut_in_time() -> None:
-    async def slow(served: Served) -> None:
-        for pause, whole in ((0.0, True), (0.02, False)):
-            (reader, writer), found, begun = await served.client(GET % b"/v1/big"), 0, time.monotonic()
-            with contextlib.suppress(ConnectionError):
-                while found < BIG and (part := await reader.read(100_000)):
-                    found += len(part)
-                    await asyncio.sleep(pause)
-            assert (found >= BIG) == whole
-            assert await closed_after(served, begun) < 4
-            writer.close()
-
-    serve(slow)
+@beside()
+async def test_an_answer_that_is_read_slowly_is_read_whole_or_cut_in_time(served: Served) -> None:
+    for pause, whole in ((0.0, True), (0.02, False)):
+        (reader, _), found, begun = await served.client(GET % b"/v1/big"), 0, time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while found < BIG and (part := await reader.read(100_000)):
+                found += len(part)
+                await asyncio.sleep(pause)
+        assert (found >= BIG) == whole
+        assert await closed_after(served, begun) < 4
 
 
-def test_requests_one_after_another_and_at_once_are_answered() -> None:
-    async def several(served: Served) -> None:
-        client = await served.client()
-        for _ in range(4):
-            client[1].write(GET % b"/v1/x" * 2)
-            for _ in range(2):
-                assert await status(client) == 200
-                assert await client[0].readexactly(2) == b"xx"
-            await asyncio.sleep(0.2)  # together longer than the deadline of one request
-        client[1].close()
-
-    serve(several)
-
-
-def test_an_answer_in_two_pieces_does_not_wait_for_the_client() -> None:
-    """With Nagle's algorithm the second waits until the client acknowledges the first, which systems do late."""
-
-    async def several(served: Served) -> None:
-        client = await served.client()
-        begun = time.monotonic()
-        for _ in range(50):
-            client[1].write(GET % b"/v1/x")
+@beside()
+async def test_requests_one_after_another_and_at_once_are_answered(served: Served) -> None:
+    client = await served.client()
+    for _ in range(4):
+        client[1].write(GET % b"/v1/x" * 2)
+        for _ in range(2):
             assert await status(client) == 200
             assert await client[0].readexactly(2) == b"xx"
-        assert time.monotonic() - begun < 1
-        client[1].close()
-
-    serve(several)
+        await asyncio.sleep(0.2)  # together longer than the deadline of one request
 
 
-def test_the_one_left_alone_for_longest_gives_way() -> None:
-    async def crowded(served: Served) -> None:
-        at_work, first, second = await served.client(GET % b"/v1/work"), *[await served.client() for _ in range(2)]
-        first[1].write(b"GET /v1/x HTTP/1.1\r\n")  # which makes the second the one that was left alone
-        await asyncio.sleep(0.05)
-        third = await served.client(GET % b"/v1/x")
-        assert (await status(third), await status(second)) == (200, 0)
-        served.let.set()
-        first[1].write(b"Host: 127.0.0.1\r\n\r\n")
-        assert [await status(at_work), await status(first)] == [200, 200]
-        for _, writer in (at_work, first, second, third):
-            writer.close()
+@beside()
+async def test_an_answer_in_two_pieces_does_not_wait_for_the_client(served: Served) -> None:
+    """With Nagle's algorithm the second waits until the client acknowledges the first, which systems do late."""
+    client = await served.client()
+    begun = time.monotonic()
+    for _ in range(50):
+        client[1].write(GET % b"/v1/x")
+        assert await status(client) == 200
+        assert await client[0].readexactly(2) == b"xx"
+    assert time.monotonic() - begun < 1
 
-    serve(crowded, most=3, header_seconds=5.0)
+
+@beside(most=3, header_seconds=5.0)
+async def test_the_one_left_alone_for_longest_gives_way(served: Served) -> None:
+    at_work, first, second = await served.client(GET % b"/v1/work"), *[await served.client() for _ in range(2)]
+    first[1].write(b"GET /v1/x HTTP/1.1\r\n")  # which makes the second the one that was left alone
+    await asyncio.sleep(0.05)
+    third = await served.client(GET % b"/v1/x")
+    assert (await status(third), await status(second)) == (200, 0)
+    served.let.set()
+    first[1].write(b"Host: 127.0.0.1\r\n\r\n")
+    assert [await status(at_work), await status(first)] == [200, 200]
 
 
 @pytest.mark.parametrize("first", [HALF, GET % b"/v1/big"])
-def test_who_sends_half_a_body_or_does_not_read_gives_way_too(first: bytes) -> None:
-    async def crowded(served: Served) -> None:
-        clients = [await served.client(first) for _ in range(2)]
-        clients.append(await served.client(GET % b"/v1/x"))
-        assert await status(clients[-1]) == 200
-        for _, writer in clients:
-            writer.close()
-
-    serve(crowded, most=2)
+@beside(most=2)
+async def test_who_sends_half_a_body_or_does_not_read_gives_way_too(served: Served, first: bytes) -> None:
+    clients = [await served.client(first) for _ in range(2)]
+    clients.append(await served.client(GET % b"/v1/x"))
+    assert await status(clients[-1]) == 200
 
 
 @pytest.mark.parametrize(("size", "count", "taken"), [(1, 60, True), (1, 40_000, False), (1000, 4000, True)])
-def test_a_body_of_very_many_small_chunks_is_refused(size: int, count: int, taken: bool) -> None:
+@beside()
+async def test_a_body_of_very_many_small_chunks_is_refused(served: Served, size: int, count: int, taken: bool) -> None:
     """Of one byte each they took seconds a megabyte, in which nobody else was answered."""
-
-    async def sent(served: Served) -> None:
-        head = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-        begun = time.monotonic()
-        client = await served.client(head + (b"%x\r\n%s\r\n" % (size, b"x" * size)) * count + b"0\r\n\r\n")
-        assert (await status(client) == 200) == taken
-        assert time.monotonic() - begun < 0.5
-        client[1].close()
-
-    serve(sent)
+    head = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    begun = time.monotonic()
+    client = await served.client(head + (b"%x\r\n%s\r\n" % (size, b"x" * size)) * count + b"0\r\n\r\n")
+    assert (await status(client) == 200) == taken
+    assert time.monotonic() - begun < 0.5
 
 
 @pytest.mark.parametrize(("count", "taken"), [(3000, True), (30_000, False)])
-def test_headers_are_few_even_where_they_come_at_once(count: int, taken: bool) -> None:
-    async def sent(served: Served) -> None:
-        client = await served.client((GET % b"/v1/x")[:-2] + b"a:\r\n" * count + b"\r\n")
-        assert (await status(client) == 200) == taken
-        client[1].close()
-
-    serve(sent)
+@beside()
+async def test_headers_are_few_even_where_they_come_at_once(served: Served, count: int, taken: bool) -> None:
+    client = await served.client((GET % b"/v1/x")[:-2] + b"a:\r\n" * count + b"\r\n")
+    assert (await status(client) == 200) == taken
 
 
-def test_one_too_many_is_refused_where_all_are_at_work() -> None:
-    async def crowded(served: Served) -> None:
-        clients = [await served.client(GET % b"/v1/work") for _ in range(2)]
-        begun = time.monotonic()
-        more = await served.client(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
-        more[1].write(b"x" * 100_000)
-        head = (await more[0].readuntil(b"\r\n\r\n")).decode()
-        assert time.monotonic() - begun < 0.5
-        assert head.startswith("HTTP/1.1 503 ")
-        assert "Retry-After: 1\r\n" in head
-        assert json.loads(await more[0].read())["error"] == "too many connections are open"
-        served.let.set()
-        assert [await status(client) for client in clients] == [200, 200]
-        later = await served.client(GET % b"/v1/x")
-        assert await status(later) == 200
-        assert sorted(served.counted) == [200, 200, 200, 503]
-        for _, writer in (*clients, more, later):
-            writer.close()
-
-    serve(crowded, most=2)
+@beside(most=2)
+async def test_one_too_many_is_refused_where_all_are_at_work(served: Served) -> None:
+    clients = [await served.client(GET % b"/v1/work") for _ in range(2)]
+    begun = time.monotonic()
+    more = await served.client(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
+    more[1].write(b"x" * 100_000)
+    head = (await more[0].readuntil(b"\r\n\r\n")).decode()
+    assert time.monotonic() - begun < 0.5
+    assert head.startswith("HTTP/1.1 503 ")
+    assert "Retry-After: 1\r\n" in head
+    assert json.loads(await more[0].read())["error"] == "too many connections are open"
+    served.let.set()
+    assert [await status(client) for client in clients] == [200, 200]
+    later = await served.client(GET % b"/v1/x")
+    assert await status(later) == 200
+    assert sorted(served.counted) == [200, 200, 200, 503]
 
 
-def test_of_very_many_too_many_some_are_closed_without_a_word() -> None:
-    async def crowded(served: Served) -> None:
-        clients = [await served.client(GET % b"/v1/work")]
-        clients += [await served.client() for _ in range(70)]
-        assert await status(clients[-1]) == 0
-        assert len(served.connections) == 1
-        clients[1][1].write(GET % b"/v1/x")
-        assert await status(clients[1]) == 503
-        for _, writer in clients:
-            writer.close()
-
-    serve(crowded, most=1, header_seconds=5.0)
+@beside(most=1, header_seconds=5.0)
+async def test_of_very_many_too_many_some_are_closed_without_a_word(served: Served) -> None:
+    clients = [await served.client(GET % b"/v1/work")]
+    clients += [await served.client() for _ in range(70)]
+    assert await status(clients[-1]) == 0
+    assert len(served.connections) == 1
+    clients[1][1].write(GET % b"/v1/x")
+    assert await status(clients[1]) == 503
 
 
-def test_one_client_cannot_take_all() -> None:
-    async def crowded(served: Served) -> None:
-        mine = [await served.client(GET % b"/v1/work") for _ in range(2)]
-        more, others = await served.client(GET % b"/v1/x"), await served.client(GET % b"/v1/x", address="127.0.0.2")
-        assert (await status(more), await status(others)) == (503, 200)
-        mine[0][1].close()
-        await asyncio.sleep(0.05)
-        again = await served.client(GET % b"/v1/x")
-        assert await status(again) == 200
-        for _, writer in (*mine, more, others, again):
-            writer.close()
-
-    serve(crowded, client_connections=2)
+@beside(client_connections=2)
+async def test_one_client_cannot_take_all(served: Served) -> None:
+    mine = [await served.client(GET % b"/v1/work") for _ in range(2)]
+    more, others = await served.client(GET % b"/v1/x"), await served.client(GET % b"/v1/x", address="127.0.0.2")
+    assert (await status(more), await status(others)) == (503, 200)
+    mine[0][1].close()
+    await asyncio.sleep(0.05)
+    again = await served.client(GET % b"/v1/x")
+    assert await status(again) == 200
 
 
-def test_behind_a_proxy_all_may_be_of_one_address() -> None:
-    async def crowded(served: Served) -> None:
-        clients = [await served.client(GET % b"/v1/work") for _ in range(3)]
-        served.let.set()
-        assert [await status(client) for client in clients] == [200] * 3
-        for _, writer in clients:
-            writer.close()
-
-    serve(crowded, client_connections=None, most=3)
+@beside(client_connections=None, most=3)
+async def test_behind_a_proxy_all_may_be_of_one_address(served: Served) -> None:
+    clients = [await served.client(GET % b"/v1/work") for _ in range(3)]
+    served.let.set()
+    assert [await status(client) for client in clients] == [200] * 3
 
 
 def test_http_2_is_refused_and_an_upgrade_is_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -411,14 +358,12 @@ def test_http_2_is_refused_and_an_upgrade_is_none(caplog: pytest.LogCaptureFixtu
         client = await served.client(PREFACE)
         assert await status(client) == 505
         assert b"HTTP/2" in await client[0].read()
-        client[1].close()
         settings = b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
         websocket = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
         for kind, more in ((b"h2c", settings), (b"websocket", websocket)):
             upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + kind + b"\r\n" + more + b"\r\n"
             client = await served.client((GET % b"/v1/x")[:-2] + upgrade)
             assert await status(client) == 200
-            client[1].close()
 
     serve(asked)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -17,6 +17,7 @@ from lam.runs.finished import Run
 from lam.service.engine import Engine
 from lam.tuning.ambiguity import SEVERAL, UNSEEN
 from tests.helpers import written_hits
+from tests.runs.conftest import Lam
 from tests.service.asking import PNG, client_of
 
 pytestmark = pytest.mark.long
@@ -58,24 +59,23 @@ def test_the_service_says_which_it_is(folder: Path) -> None:
     assert all(0 <= answer["p_known"] <= 1 and answer["kappa_aleatoric"] > 0 for answer in answers)
 
 
-def test_search_and_embed_say_which_it_is(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_and_embed_say_which_it_is(folder: Path, tmp_path: Path, lam: Lam) -> None:
     noise = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)).mul(255).byte().numpy()
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     Image.fromarray(noise).save(pictures / "noise.png")
-    assert main(["search", str(folder), str(pictures / "noise.png"), "--quiet"]) == 0
-    said = capsys.readouterr().out.splitlines()[1]
+    said = lam("search", folder, pictures / "noise.png", "--quiet").out.splitlines()[1]
     assert any(words in said for words in (UNSEEN, SEVERAL, "neither unseen nor ambiguous"))
     assert "p_known" in said
     written, (row, *_) = written_hits(folder, str(pictures))
     entry = written["images"][0]
     assert float(row["p_known"]) == entry["p_known"]
     assert row["doubt"] == entry["doubt"]
-    assert main(["embed", str(folder), str(pictures), "-o", str(tmp_path / "made.npz"), "--quiet"]) == 0
+    lam("embed", folder, pictures, "-o", tmp_path / "made.npz", "--quiet")
     made = np.load(tmp_path / "made.npz")
     assert made["p_known"][0] == pytest.approx(entry["p_known"])
     assert made["kappa_aleatoric"].shape == made["kappa_epistemic"].shape == (1,)
-    assert main(["index", str(folder), "--embeddings", str(tmp_path / "made.npz"), "--quiet"]) == 0
+    lam("index", folder, "--embeddings", tmp_path / "made.npz", "--quiet")
 
 
 def test_a_reference_below_none_is_refused() -> None:

@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,11 +36,27 @@ from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import written_hits
+from tests.runs.conftest import Lam
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
 PARTS = {"kappa_epistemic", "kappa_aleatoric", "p_known"}  # which the run's encoder has not learnt
 TARGETS = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
+FRESH = ("--target-far=0.1", "--target-ood=0.1", "--gallery=held-out", "--reference=0")
+
+
+Calibrated = Callable[..., tuple[Calibration, str]]
+
+
+@pytest.fixture
+def calibrated(run_copy: Path, lam: Lam) -> Calibrated:
+    """`lam calibrate` with options: the calibration that it made, and what it printed."""
+
+    def done(*options: str) -> tuple[Calibration, str]:
+        printed = lam("calibrate", run_copy, "--quiet", *options).out
+        return Run(run_copy).calibration, printed
+
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +111,13 @@ def test_false_accepts_of_digits_are_in_their_interval(digits: tuple[Embeddings,
 
 
 @pytest.mark.long
-def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
-    printed = capsys.readouterr().out
+def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, calibrated: Calibrated) -> None:
+    made, printed = calibrated(*TARGETS)
     assert re.search(r"match: (P\(known\) · P\(right \| known\)|the cosine|−\w+) above", printed)
     assert "hits: if the gallery holds a match, " in printed
     assert not {"answers:", "new classes:"} & set(printed.split())
     assert "first hits are right" in printed or re.search(r"from \d+ scores: \w+ \d+%, ", printed)
     assert re.search(r"compared with \d+ training items, \S+ MiB", printed)
-    made = Run(run_copy).calibration
     assert made.facts["false_accepts"] == "for known classes; no bound for unseen classes"
     assert f"\n       {made.facts['false_accepts']}\n" in printed
     assert made.key == Run(run_copy).fingerprint
@@ -122,16 +137,11 @@ def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: py
 
 
 @pytest.mark.long
-def test_a_search_of_a_calibrated_run_says_its_decision(
-    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_of_a_calibrated_run_says_its_decision(run_copy: Path, digit_folder: Path, lam: Lam) -> None:
     image = str(next(iter(sorted(digit_folder.glob("*/*.png")))))
-    assert main(["search", str(run_copy), image, "-k1"]) == 0
-    assert "decision" not in capsys.readouterr().out
-    assert main(["calibrate", str(run_copy), "--quiet", "--flag=combined", *TARGETS]) == 0
-    capsys.readouterr()
-    assert main(["search", str(run_copy), image, "-k1"]) == 0
-    printed = capsys.readouterr().out
+    assert "decision" not in lam("search", run_copy, image, "-k1").out
+    lam("calibrate", run_copy, "--quiet", "--flag=combined", *TARGETS)
+    printed = lam("search", run_copy, image, "-k1").out
     number = r"-?\d\S*"
     factors = (
         rf"  if the gallery holds it, the first hit is right: {number}\n"
@@ -141,22 +151,16 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
     flagged = r"  flagged by combined: a share \S+ of known queries is as unusual\n"
     assert re.search(rf"^decision: ((match|unknown)\n{factors}|abstain\n{flagged})", printed, re.MULTILINE)
     assert len(printed.splitlines()) == (5 if "decision: abstain" in printed else 7)
-    assert main(["index", str(run_copy), str(digit_folder), "--quiet"]) == 0
-    capsys.readouterr()
-    assert main(["search", str(run_copy), image]) == 0
-    assert re.search(r"^decision: \w+, calibration: stale$", capsys.readouterr().out, re.MULTILINE)
+    lam("index", run_copy, digit_folder, "--quiet")
+    assert re.search(r"^decision: \w+, calibration: stale$", lam("search", run_copy, image).out, re.MULTILINE)
 
 
 @pytest.mark.long
-def test_few_of_the_answers_are_wrong_where_that_is_asked_for_and_until_it_is_not(
-    run_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.1"]) == 0
-    assert "answers:" not in capsys.readouterr().out
-    before = Run(run_copy).calibration
+def test_few_of_the_answers_are_wrong_where_that_is_asked_for_and_until_it_is_not(calibrated: Calibrated) -> None:
+    before, printed = calibrated("--target-far=0.3", "--target-ood=0.1")
+    assert "answers:" not in printed
     for options, wrong in ((["--target-wrong=0.9"], 0.9), ([], 0.9), (["--target-wrong=0"], None)):
-        assert main(["calibrate", str(run_copy), "--quiet", *options]) == 0
-        made, printed = Run(run_copy).calibration, capsys.readouterr().out
+        made, printed = calibrated(*options)
         assert made.targets.wrong == wrong
         assert made.accept_above >= before.accept_above
         stream = "for queries like those calibrated on, none of them without a match in the gallery"
@@ -167,76 +171,63 @@ def test_few_of_the_answers_are_wrong_where_that_is_asked_for_and_until_it_is_no
 
 @pytest.mark.long
 def test_a_gallery_with_classes_of_one_item_tells_new_ones(
-    run_copy: Path, digit_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_copy: Path, digit_folder: Path, tmp_path: Path, lam: Lam
 ) -> None:
     files = sorted(digit_folder.glob("*/*.png"))
     lines = [f"{file},{file.parent.name}" for file in files]
     lines[-3:] = [f"{file},{name}" for file, name in zip(files[-3:], "xyz", strict=True)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]), encoding="utf-8")
-    assert main(["index", str(run_copy), f"--csv={tmp_path / 'list.csv'}", "--quiet"]) == 0
+    lam("index", run_copy, f"--csv={tmp_path / 'list.csv'}", "--quiet")
     targets = ["--target-far=0.3", "--target-ood=0.3", "--target-miss=0.3"]
-    assert main(["calibrate", str(run_copy), "--quiet", *targets]) == 0
     told = f"new classes: 3 classes have one item; at most {4 / (len(files) + 1):.3g} of new items are of a new class"
-    assert told in capsys.readouterr().out
+    assert told in lam("calibrate", run_copy, "--quiet", *targets).out
     made, gallery = Run(run_copy).calibration, Run(run_copy).gallery
     assert made.unseen is not None
     assert int(made.unseen.is_single.sum()) == 3
     cosines = gallery.embeddings.mean.double() @ gallery.embeddings.mean.double().T
     nearest = cosines.fill_diagonal_(-torch.inf).amax(1).sort().values
     torch.testing.assert_close(made.unseen.left_out.sort().values, nearest, rtol=0, atol=1e-6)
-    assert main(["search", str(run_copy), str(files[0]), "-k1"]) == 0
-    assert "p-value of a new class" in capsys.readouterr().out
+    assert "p-value of a new class" in lam("search", run_copy, files[0], "-k1").out
     written, lines = written_hits(run_copy, str(files[0]), "-k1")
     (entry,) = written["images"]
     assert 0 < entry["p_new"] <= 1
     assert 0 < entry["p_in_gallery"] <= 1
     assert [float(line["p_new"]) for line in lines] == [entry["p_new"]]
-    assert main(["calibrate", str(run_copy), "--quiet", *targets, "--gallery=held-out"]) == 0
+    lam("calibrate", run_copy, "--quiet", *targets, "--gallery=held-out")
     assert Run(run_copy).calibration.unseen is None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("flag", ["mahalanobis", "votes", "mean_cosine"])
-def test_any_score_can_flag(run_copy: Path, digit_folder: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", f"--flag={flag}", *TARGETS]) == 0
-    made = Run(run_copy).calibration
-    assert f"abstain: {flag} above {made.flag_above:.6g}" in capsys.readouterr().out
-    assert main(["search", str(run_copy), str(digit_folder)]) == 0
-    assert "decision: " in capsys.readouterr().out
+def test_any_score_can_flag(run_copy: Path, digit_folder: Path, flag: str, lam: Lam) -> None:
+    printed = lam("calibrate", run_copy, "--quiet", f"--flag={flag}", *TARGETS).out
+    assert f"abstain: {flag} above {Run(run_copy).calibration.flag_above:.6g}" in printed
+    assert "decision: " in lam("search", run_copy, digit_folder).out
 
 
 @pytest.mark.long
 def test_a_search_says_which_score_flags_and_in_place_of_which(
-    run_copy: Path,
-    digit_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_copy: Path, digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lam: Lam
 ) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", "--flag=votes", *TARGETS]) == 0
+    lam("calibrate", run_copy, "--quiet", "--flag=votes", *TARGETS)
     files = sorted(digit_folder.glob("*/*.png"))
     listed = tmp_path / "listed.csv"
     listed.write_text("\n".join(["path", *map(str, files)]), encoding="utf-8")
-    assert main(["index", str(run_copy), f"--csv={listed}", "--quiet"]) == 0
-    capsys.readouterr()
+    lam("index", run_copy, f"--csv={listed}", "--quiet")
     asked = [str(run_copy), str(files[0])]
     instead = "by mean_cosine instead of votes.*"
-    assert main(["search", *asked]) == 0
-    assert re.search(rf"^decision: \w+, .*\n  judged {instead}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^decision: \w+, .*\n  judged {instead}$", lam("search", *asked).out, re.MULTILINE)
     monkeypatch.setattr(Calibration, "_flags_above", defaultdict(lambda: -math.inf))
-    assert main(["search", *asked]) == 0
     reason = rf"  flagged {instead}: a share [\d.]+ of known queries is as unusual"
-    assert re.search(rf"^decision: abstain, .*\n{reason}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^decision: abstain, .*\n{reason}$", lam("search", *asked).out, re.MULTILINE)
     written, lines = written_hits(run_copy, str(files[0]), "-k1")
     assert [entry["flagged_by"] for entry in (*written["images"], *lines)] == ["mean_cosine"] * 2
 
 
 @pytest.mark.long
-def test_images_of_the_gallery_are_known_though_they_find_themselves(run_copy: Path) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
-    run = Run(run_copy)
-    made, splits = run.calibration, load_data(run.config.data)[0]
-    known = {}
+def test_images_of_the_gallery_are_known_though_they_find_themselves(run_copy: Path, calibrated: Calibrated) -> None:
+    (made, _), run, known = calibrated(*TARGETS), Run(run_copy), {}
+    splits = load_data(run.config.data)[0]
     for name, images in (("gallery", splits.test), ("calibrated on", splits.validation)):
         prediction = run.encoder.predict(loader_of(images, batch_size=100))
         hits = run.gallery.search(prediction.embeddings, N_HITS)
@@ -253,48 +244,34 @@ def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_the_index_can_be_what_is_searched(run_copy: Path) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
-    made = Run(run_copy).calibration
+def test_the_index_can_be_what_is_searched(calibrated: Calibrated) -> None:
+    made, _ = calibrated(*TARGETS, "--reference=0")
     assert (made.gallery_size, made.facts["gallery"], made.reference) == (60, "index", None)
 
 
-def test_fresh_images_are_parted_into_queries_and_a_gallery(run_copy: Path, digit_folder: Path) -> None:
-    options = [
-        "--target-far=0.1",
-        "--target-ood=0.1",
-        "--gallery=held-out",
-        f"--folder={digit_folder}",
-        "--reference=0",
-    ]
-    assert main(["calibrate", str(run_copy), "--quiet", f"--folder={digit_folder}", *options]) == 0
-    made = Run(run_copy).calibration
+def test_fresh_images_are_parted_into_queries_and_a_gallery(calibrated: Calibrated, digit_folder: Path) -> None:
+    made, _ = calibrated(*FRESH, f"--folder={digit_folder}")
     assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 12, 12)
     assert made.facts["false_accepts"] == f"for classes like those in {digit_folder}; no bound for others"
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-def test_a_flag_does_not_stick_where_its_evidence_is_gone(
-    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
-    assert main(["calibrate", str(run_copy), "--quiet"]) == 0
+def test_a_flag_does_not_stick_where_its_evidence_is_gone(run_copy: Path, digit_folder: Path, lam: Lam) -> None:
+    lam("calibrate", run_copy, "--quiet", *TARGETS, "--flag=combined")
+    lam("calibrate", run_copy, "--quiet")
     assert Run(run_copy).calibration.flag == "combined"
-    fresh = ["--target-far=0.1", "--target-ood=0.1", "--gallery=held-out", f"--folder={digit_folder}", "--reference=0"]
-    capsys.readouterr()
-    assert main(["calibrate", str(run_copy), "--quiet", *fresh]) == 0
-    assert "flag combined compares with training features" in capsys.readouterr().err
+    fresh = (*FRESH, f"--folder={digit_folder}")
+    assert "flag combined compares with training features" in lam("calibrate", run_copy, "--quiet", *fresh).err
     assert Run(run_copy).calibration.flag in Run(run_copy).calibration.detector.ranking
-    assert main(["calibrate", str(run_copy), "--quiet", *fresh, "--flag=knn"]) == 1
-    assert "flag 'knn' compares with training features" in capsys.readouterr().err
+    said = lam("calibrate", run_copy, "--quiet", *fresh, "--flag=knn", code=1).err
+    assert "flag 'knn' compares with training features" in said
 
 
 @pytest.mark.long
-def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
+def test_a_flag_that_nobody_asked_for_is_chosen_anew(calibrated: Calibrated) -> None:
     for options in ((), ("--gallery=held-out",), ()):
-        assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, *options]) == 0
-        made = Run(run_copy).calibration
+        made, _ = calibrated(*TARGETS, *options)
         best = max(made.detector.ranking.values())
         assert made.flag == made.detector.best
         assert made.detector.ranking[made.flag] >= best - 0.1
@@ -302,28 +279,23 @@ def test_a_flag_that_nobody_asked_for_is_chosen_anew(run_copy: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-def test_a_rate_that_nobody_asked_for_is_the_least_that_can_be_promised(
-    run_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet"]) == 0
+def test_a_rate_that_nobody_asked_for_is_the_least_that_can_be_promised(run_copy: Path, lam: Lam) -> None:
     raised = "few calibration data raise the promised rates: far to 0.0164 (0.001 needs 999 scores, there are 60)"
     choice = "give more data, or choose a rate with --target-far"
-    assert capsys.readouterr().err == f"lam: warning: {raised}; {choice}\n"
+    assert lam("calibrate", run_copy, "--quiet").err == f"lam: warning: {raised}; {choice}\n"
     made = Run(run_copy).calibration
     assert (made.targets, made.facts["asked_rates"]) == (Targets(far=0.0164), [])
     assert made.false_accepts.rate(made.accept_above) <= 0.0164
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.05"]) == 0
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0
-    assert capsys.readouterr().err == ""
+    for asked in ("--target-far=0.05", "--target-ood=0.2"):
+        assert lam("calibrate", run_copy, "--quiet", asked).err == ""
     made = Run(run_copy).calibration
     assert (made.targets, made.facts["asked_rates"]) == (Targets(far=0.05, ood=0.2), ["far", "ood"])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("asked", [("--flag=combined",), ()])
-def test_all_queries_count_for_a_flag(run_copy: Path, asked: tuple[str, ...]) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *asked, "--target-far=0.1", "--target-ood=0.03"]) == 0
-    made = Run(run_copy).calibration
+def test_all_queries_count_for_a_flag(calibrated: Calibrated, asked: tuple[str, ...]) -> None:
+    made, _ = calibrated(*asked, "--target-far=0.1", "--target-ood=0.03")
     assert made.flag == ("combined" if asked else made.detector.best)
     assert len(made.detector.conformal_scores("combined")) == 60
 
@@ -344,10 +316,9 @@ def test_all_queries_count_for_a_flag(run_copy: Path, asked: tuple[str, ...]) ->
     ],
 )
 def test_mistakes_are_said_in_a_line_and_leave_nothing(
-    run_copy: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+    run_copy: Path, lam: Lam, options: tuple[str, ...], message: str
 ) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *options]) == 1
-    said = capsys.readouterr().err
+    said = lam("calibrate", run_copy, "--quiet", *options, code=1).err
     assert message in said
     assert said.count("\n") == 1
     assert not (run_copy / "calibration").exists()
@@ -355,11 +326,10 @@ def test_mistakes_are_said_in_a_line_and_leave_nothing(
 
 @pytest.mark.parametrize(("name", "least"), [("far", 999), ("ood", 999), ("wrong", 2995)])
 def test_rates_that_the_data_cannot_bound_are_rejected_before_embedding(
-    run_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, least: int
+    run_copy: Path, monkeypatch: pytest.MonkeyPatch, lam: Lam, name: str, least: int
 ) -> None:
     monkeypatch.setattr(Encoder, "predict", lambda *_, **__: pytest.fail("embedded"))
-    assert main(["calibrate", str(run_copy), "--quiet", f"--target-{name}=0.001"]) == 1
-    error = capsys.readouterr().err
+    error = lam("calibrate", run_copy, "--quiet", f"--target-{name}=0.001", code=1).err
     assert error.count("\n") == 1
     assert f"--target-{name}" in error
     assert f"at least {least} queries, got 60" in error
@@ -368,61 +338,56 @@ def test_rates_that_the_data_cannot_bound_are_rejected_before_embedding(
 
 @pytest.mark.long
 def test_false_accepts_can_be_promised_of_strangers(
-    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_copy: Path, tmp_path: Path, lam: Lam, calibrated: Calibrated
 ) -> None:
     folder, generator = tmp_path / "strangers", torch.Generator().manual_seed(0)
     folder.mkdir()
     for number in range(40):
         pixels = torch.randint(0, 256, (8, 8), generator=generator, dtype=torch.uint8)
         Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--accept=cosine", f"--strangers={folder}"]) == 0
-    made, index = Run(run_copy).calibration, Run(run_copy).gallery
+    made, printed = calibrated(*TARGETS, "--accept=cosine", f"--strangers={folder}")
     assert made.facts["strangers"] == str(folder)
     assert made.facts["false_accepts"] == f"for strangers like those in {folder}"
-    assert made.facts["false_accepts"] in capsys.readouterr().out
+    assert made.facts["false_accepts"] in printed
     embedded = embed_items(Run(run_copy).encoder, folder, progress=False)
-    first = index.search(embedded.embeddings, 1).scores[:, 0]
+    first = Run(run_copy).gallery.search(embedded.embeddings, 1).scores[:, 0]
     assert len(embedded.sources) == len(made.false_accepts) == 40
     assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.001", f"--strangers={folder}"]) == 1
-    assert "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores" in capsys.readouterr().err
+    said = lam("calibrate", run_copy, "--quiet", "--target-far=0.001", f"--strangers={folder}", code=1).err
+    assert "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores" in said
 
 
 @pytest.mark.long
-def test_a_calibration_again_asks_for_what_the_last_one_did(run_copy: Path) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--flag=combined"]) == 0
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-ood=0.2"]) == 0
-    made = Run(run_copy).calibration
+def test_a_calibration_again_asks_for_what_the_last_one_did(calibrated: Calibrated) -> None:
+    calibrated(*TARGETS, "--flag=combined")
+    made, _ = calibrated("--target-ood=0.2")
     assert (made.targets, made.flag) == (Targets(far=0.05, ood=0.2, conformal_miss=0.1), "combined")
 
 
 @pytest.mark.long
-def test_what_is_printed_can_be_acted_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--target-miss=0.0001", "--flag=kappa"]) == 0
-    printed, made = capsys.readouterr().out, Run(run_copy).calibration
+def test_what_is_printed_can_be_acted_on(calibrated: Calibrated) -> None:
+    made, printed = calibrated(*TARGETS, "--target-miss=0.0001", "--flag=kappa")
     assert f"abstain: kappa below {made.kappa_below:.6g}; false flags at most 0.05" in printed
     assert "too few queries had a match to say how many hits include one with probability 0.9999" in printed
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-miss=0.1", "--flag=knn"]) == 0
-    printed, made = capsys.readouterr().out, Run(run_copy).calibration
+    made, printed = calibrated("--target-miss=0.1", "--flag=knn")
     assert f"abstain: knn above {made.flag_above:.6g}" in printed
     assert f"one is among the first {made.depth} with probability 0.9" in printed
 
 
-def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_changed_since_the_run_are_refused(run_copy: Path, lam: Lam) -> None:
     data = run_copy / "data.json"
     data.write_text(data.read_text().replace('"items": 60', '"items": 61', 1))
     (run_copy / "MANIFEST.json").unlink()
     seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 1
-    assert "the data of the run" in capsys.readouterr().err
+    assert "the data of the run" in lam("calibrate", run_copy, "--quiet", *TARGETS, code=1).err
 
 
-def test_a_calibration_needs_no_soft_labels(run_copy: Path) -> None:
+def test_a_calibration_needs_no_soft_labels(run_copy: Path, calibrated: Calibrated) -> None:
     settings = yaml.safe_load((run_copy / "config.yaml").read_text())
     settings["data"]["soft_labels"] = str(run_copy / "gone.npy")
     (run_copy / "config.yaml").write_text(yaml.safe_dump(settings))
     seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
+    calibrated(*TARGETS)
 
 
 def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
@@ -439,9 +404,7 @@ def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Pa
         options.__post_init__()
 
 
-def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_path: Path, lam: Lam) -> None:
     gray = torch.Generator().manual_seed(0)
     for number in range(12):
         (tmp_path / "people" / f"{number}").mkdir(parents=True)
@@ -461,12 +424,11 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(
     gallery = Run(tmp_path / "run").gallery
     assert calibration.gallery_size == len(gallery.items) == 8
     assert not calibration.is_stale(len(gallery.items))
-    assert main(["search", str(tmp_path / "run"), str(tmp_path / "people" / "3" / "0.png")]) == 0
-    assert "stale" not in capsys.readouterr().out
+    assert "stale" not in lam("search", tmp_path / "run", tmp_path / "people" / "3" / "0.png").out
 
 
-def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
+def test_another_encoder_makes_a_calibration_invalid(run_copy: Path, calibrated: Calibrated) -> None:
+    calibrated(*TARGETS, "--reference=0")
     encoder = Run(run_copy).encoder
     encoder.save(run_copy / "encoder")
     _ = Run(run_copy).calibration  # the same one, written again
@@ -478,14 +440,13 @@ def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*incomplete")
 def test_a_run_whose_first_calibration_was_interrupted_counts_as_uncalibrated(
-    run_copy: Path, digit_folder: Path
+    run_copy: Path, digit_folder: Path, lam: Lam, calibrated: Calibrated
 ) -> None:
     (run_copy / "calibration" / "generation-0").mkdir(parents=True)
     with pytest.warns(UserWarning, match="incomplete"):
         assert Run(run_copy).calibration is None
-    assert main(["search", str(run_copy), str(digit_folder / "1" / "0.png")]) == 0
-    assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--reference=0"]) == 0
-    assert Run(run_copy).calibration is not None
+    lam("search", run_copy, digit_folder / "1" / "0.png")
+    assert calibrated(*TARGETS, "--reference=0")[0] is not None
 
 
 @pytest.mark.parametrize("score", ["cosine", "mean_cosine"])

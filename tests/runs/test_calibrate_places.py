@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.cli import main
 from lam.runs.calibration_options import CalibrationOptions
 from lam.runs.calibration_searches import Inputs, search_known
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
 from lam.runs.run import run
 from tests.datasets import layouts
+from tests.runs.conftest import Lam
 
 N, STEP, WITHIN = 240, 6.0, 25.0
 
@@ -60,18 +60,17 @@ def test_half_of_the_validation_split_joins_the_gallery_and_positions_say_what_m
 
 
 @pytest.mark.filterwarnings("ignore:the gallery holds the places")
-def test_a_calibration_of_places_fits_the_gallery(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibration_of_places_fits_the_gallery(trained: Path, lam: Lam) -> None:
     targets = ["--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1"]
-    assert main(["calibrate", str(trained), "--quiet", *targets]) == 0
+    lam("calibrate", trained, "--quiet", *targets)
     calibration = Run(trained).calibration
     assert calibration is not None
     assert not calibration.is_stale(len(Run(trained).gallery.items))
 
 
-def test_items_of_ones_own_have_no_positions(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_items_of_ones_own_have_no_positions(trained: Path, tmp_path: Path, lam: Lam) -> None:
     shutil.copytree(trained, own := tmp_path / "run")
     picture = next(Path(f"{trained}".removesuffix("-run")).glob("*.png"))
     (tmp_path / "list.csv").write_text(f"path,id,label\n{picture},0,street\n")
-    assert main(["index", str(own), "--list", str(tmp_path / "list.csv"), "--quiet"]) == 0
-    assert main(["calibrate", str(own), "--quiet"]) == 1
-    assert "no positions" in capsys.readouterr().err
+    lam("index", own, "--list", tmp_path / "list.csv", "--quiet")
+    assert "no positions" in lam("calibrate", own, "--quiet", code=1).err

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from lam.cli import main
 from lam.retrieval import auprc, auroc, ausc
 from lam.retrieval.metrics import plots
 from lam.runs.comparison import CURVES, FIGURES, Curves, compare
@@ -18,6 +17,7 @@ from lam.runs.finished import Run
 from lam.runs.run import run
 from lam.utils.files import MANIFEST, CorruptFileError, seal, write_json
 from tests.conftest import FinishedRun, tiny, unrendered_pictures
+from tests.runs.conftest import Lam
 
 pytestmark = pytest.mark.long
 
@@ -107,12 +107,11 @@ def test_every_run_is_in_the_table_and_in_the_pictures(
 
 @pytest.mark.usefixtures("unrendered")
 def test_the_command_prints_the_table_and_what_it_wrote(
-    finished_run: FinishedRun, others: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished_run: FinishedRun, others: dict[str, Path], tmp_path: Path, lam: Lam
 ) -> None:
     output = tmp_path / "comparison"
     for _ in range(2):  # an earlier comparison is replaced
-        assert main(["compare", str(finished_run.folder), str(others["again"]), "-o", str(output)]) == 0
-        head, *rows = capsys.readouterr().out.splitlines()
+        head, *rows = lam("compare", finished_run.folder, others["again"], "-o", output).out.splitlines()
         for name in ("roc_of_another_set.png", "photograph.png"):
             (output / name).touch()
     assert (output / "photograph.png").is_file()  # a reader's own

@@ -23,6 +23,7 @@ from lam.runs.search import search
 from lam.utils.files import CorruptFileError, check_output
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import written_hits
+from tests.runs.conftest import Lam
 from tests.service.test_full_disk import small_file_system
 
 
@@ -62,19 +63,14 @@ def test_no_work_is_done_for_an_output_that_cannot_be(run_copy: Path, digit_fold
     assert main(["embed", str(tmp_path / "no run"), str(digit_folder), "-o", str(tmp_path / "a" / "b.npz")]) == 1
 
 
-def test_labels_and_paths_cannot_steer_a_terminal(
-    run_copy: Path, digit_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_and_paths_cannot_steer_a_terminal(run_copy: Path, digit_folder: Path, tmp_path: Path, lam: Lam) -> None:
     own = Path(shutil.copytree(digit_folder / "1", tmp_path / "own" / "x\u202ey"))
-    assert main(["index", str(run_copy), str(own.parent), "--quiet"]) == 0
-    capsys.readouterr()
-    assert main(["search", str(run_copy), str(next(own.iterdir()))]) == 0
-    printed = capsys.readouterr().out
+    lam("index", run_copy, own.parent, "--quiet")
+    printed = lam("search", run_copy, next(own.iterdir())).out
     assert r"x\u202ey  " in printed
     assert "\u202e" not in printed
     own.rename(own.with_name("x\x1b[31m"))
-    assert main(["index", str(run_copy), str(own.parent), "--quiet"]) == 1
-    refused = capsys.readouterr().err
+    refused = lam("index", run_copy, own.parent, "--quiet", code=1).err
     assert r"the label holds the control character" in refused
     assert "\x1b" not in refused
 
@@ -142,6 +138,7 @@ def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -
     assert search(run_copy, flat_folder / "0.png").items == before
 
 
+ANSWERED = ("probability", "known", "right_if_known", "statistic", "accept", "accept_above", "false_accept")
 STEPS = {
     "before the store is written": (ItemStore, "replace", 60),
     "while the store is written": (Transaction, "_update_ledger", 60),
@@ -222,15 +219,12 @@ def _list_of(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_list_gives_ids_labels_and_metadata(
-    run_copy: Path, digit_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_list_gives_ids_labels_and_metadata(run_copy: Path, digit_folder: Path, tmp_path: Path, lam: Lam) -> None:
     first, second, third = (digit_folder / "0" / f"{number}.png" for number in range(3))
     shutil.copy(third, tmp_path / "here.png")
     lines = (f"7,{first},zero,Kyoto,", f"vase-17,{second},zero,,3", ",here.png,,Lima,4")
     listed = _list_of(tmp_path, "id,path,label,city,shelf", *lines)
-    assert main(["index", str(run_copy), "--csv", str(listed), "--quiet"]) == 0
-    assert capsys.readouterr().out == f"3 images: {run_copy / 'gallery'}\n"
+    assert lam("index", run_copy, "--csv", listed, "--quiet").out == f"3 images: {run_copy / 'gallery'}\n"
     items = Run(run_copy).gallery.items
     assert [(item.id, item.label, item.path, json.loads(item.metadata)) for item in items] == [
         ("7", "zero", str(first), {"city": "Kyoto"}),
@@ -264,21 +258,20 @@ def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tm
     assert [replace(item, thumbnail=None) for item in made.items] == list(Run(run_copy).gallery.items)
 
 
-def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", str(run_copy), str(digit_folder), "--fuse", "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("3 identities: ")
+def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, lam: Lam) -> None:
+    assert lam("index", run_copy, digit_folder, "--fuse", "--quiet").out.startswith("3 identities: ")
     found = search(run_copy, digit_folder / "1" / "0.png", k=9)
     assert {(item.label, item.images.count) for item in found.items[0]} == {("0", 8), ("1", 8), ("2", 8)}
 
 
 @pytest.mark.long
 def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
-    run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, lam: Lam
 ) -> None:
     assert index_images(run_copy, digit_folder, progress=False).uncertain == ()
     with pytest.raises(ValueError, match="has no calibration: `lam calibrate .*` makes one"):
         index_images(run_copy, digit_folder, skip_uncertain=True, progress=False)
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
+    lam("calibrate", run_copy, "--quiet", "--target-far=0.3", "--target-ood=0.3")
     flag = Run(run_copy).calibration.kappa_below
     made = index_images(run_copy, digit_folder, progress=False)
     kappa = {item.path: value for item, value in zip(made.items, made.embeddings.kappa.tolist(), strict=True)}
@@ -288,9 +281,7 @@ def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     made = index_images(run_copy, digit_folder, progress=False)
     assert (len(made), len(made.uncertain)) == (24, 5)
     assert sum(item.least_kappa < middle for item in made.items) == 5
-    capsys.readouterr()
-    assert main(["index", str(run_copy), str(digit_folder), "--skip-uncertain", "--quiet"]) == 0
-    told = capsys.readouterr().out.splitlines()
+    told = lam("index", run_copy, digit_folder, "--skip-uncertain", "--quiet").out.splitlines()
     assert told[0] == "uncertain, kappa below the flag, skipped: 5"
     assert {line.split()[1] for line in told[1:6]} == {path for path, _ in made.uncertain}
     assert told[6].startswith("19 images: ")
@@ -313,14 +304,14 @@ def test_a_calibration_of_another_encoder_flags_nothing(
         index_images(run_copy, flat_folder, skip_uncertain=True, progress=False)
 
 
-def test_images_come_from_one_place(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_come_from_one_place(run_copy: Path, lam: Lam) -> None:
     for given in ([], ["somewhere", "--csv", "list.csv"]):
-        assert main(["index", str(run_copy), *given]) == 1
-        assert "give the images to index as one of a folder, a table, or files of" in capsys.readouterr().err
+        said = lam("index", run_copy, *given, code=1).err
+        assert "give the images to index as one of a folder, a table, or files of" in said
 
 
 def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
-    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+    run_copy: Path, digit_folder: Path, lam: Lam
 ) -> None:
     images = [digit_folder / "2" / "3.png", digit_folder / "0"]
     found = search(run_copy, *images, k=3)
@@ -330,8 +321,7 @@ def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
         alone = search(run_copy, image, k=3)
         torch.testing.assert_close(alone.hits.scores[0], found.hits.scores[row], rtol=0, atol=1e-6)
         assert alone.items[0] == found.items[row]
-    assert main(["search", str(run_copy), *map(str, images), "-k2", "--quiet"]) == 0
-    printed = capsys.readouterr().out
+    printed = lam("search", run_copy, *images, "-k2", "--quiet").out
     assert printed.count("image: ") == 9
     assert printed.count("query: kappa") == 9
     (digit_folder.parent / "empty").mkdir(exist_ok=True)
@@ -359,15 +349,7 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
         for line, hit in zip(lines[3 * row : 3 * row + 3], entry["hits"], strict=True):
             assert (line["image"], line["decision"], line["label"]) == (entry["image"], decision or "", hit["label"])
             assert float(line["score"]) == pytest.approx(hit["score"])
-            for name in (
-                "probability",
-                "known",
-                "right_if_known",
-                "statistic",
-                "accept",
-                "accept_above",
-                "false_accept",
-            ):
+            for name in ANSWERED:
                 assert bool(line[name]) == (entry[name] is not None) == calibrated
             if calibrated:
                 assert entry["probability"] == pytest.approx(entry["known"] * entry["right_if_known"])
@@ -381,10 +363,10 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
 
 @pytest.mark.long
 def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
-    run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, lam: Lam
 ) -> None:
     """By the least κ of the images that a hit was made of, in print, CSV and JSON."""
-    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
+    lam("calibrate", run_copy, "--quiet", "--target-far=0.3", "--target-ood=0.3")
     paths = [digit_folder / "0" / f"{number}.png" for number in range(4)]
     lines = (f"a,{paths[0]}", f"a,{paths[1]}", f"a,{paths[2]}", f"b,{paths[3]}")
     listed = _list_of(run_copy, "id,path", *lines)
@@ -399,41 +381,34 @@ def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
         assert {hit["id"]: (hit["uncertain"], hit["fused"]) for hit in image["hits"]} == expected
         written = {line["id"]: (line["uncertain"], line["fused"]) for line in lines}
         assert written == {name: (str(uncertain), str(fused)) for name, (uncertain, fused) in expected.items()}
-        capsys.readouterr()
-        assert main(["search", str(run_copy), str(paths[0]), "--quiet"]) == 0
-        remarks = {line.partition(".png")[2] for line in capsys.readouterr().out.splitlines() if ".png" in line}
+        printed = lam("search", run_copy, paths[0], "--quiet").out.splitlines()
+        remarks = {line.partition(".png")[2] for line in printed if ".png" in line}
         words = {True: "uncertain, fused of 3 images", False: "fused of 3 images"}[expected["a"][0]]
         assert remarks == {f"  ({words})", "  (uncertain)" if expected["b"][0] else ""}
 
 
-def test_what_is_found_is_written_as_csv_or_json_alone(
-    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["search", str(run_copy), str(digit_folder), "-o", str(run_copy / "found.txt")]) == 1
-    assert "the result of a search can be written as .csv or .json, got" in capsys.readouterr().err
-    assert main(["search", str(run_copy), str(digit_folder), "-o", str(run_copy / "no" / "found.csv")]) == 1
-    assert "there is no folder" in capsys.readouterr().err
+def test_what_is_found_is_written_as_csv_or_json_alone(run_copy: Path, digit_folder: Path, lam: Lam) -> None:
+    said = lam("search", run_copy, digit_folder, "-o", run_copy / "found.txt", code=1).err
+    assert "the result of a search can be written as .csv or .json, got" in said
+    said = lam("search", run_copy, digit_folder, "-o", run_copy / "no" / "found.csv", code=1).err
+    assert "there is no folder" in said
 
 
 @pytest.mark.long
-def test_embeddings_say_which_images_are_flagged(
-    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_embeddings_say_which_images_are_flagged(run_copy: Path, digit_folder: Path, lam: Lam) -> None:
     output = run_copy / "out.npz"
     command = ["embed", str(run_copy), str(digit_folder), "-o", str(output), "--quiet"]
-    assert main(command) == 0
-    assert capsys.readouterr().out == f"24 embeddings: {output}\n"
+    assert lam(*command).out == f"24 embeddings: {output}\n"
     with np.load(output, allow_pickle=False) as written:
         assert "flagged" not in written
     targets = ("--target-far=0.05", "--target-ood=0.4", "--target-miss=0.1")
-    assert main(["calibrate", str(run_copy), "--quiet", "--flag=knn", *targets]) == 0
-    capsys.readouterr()
-    assert main(command) == 0
+    lam("calibrate", run_copy, "--quiet", "--flag=knn", *targets)
+    told = lam(*command).out
     found = search(run_copy, digit_folder)
     assert found.decisions is not None
     expected = [decision == "abstain" for decision in found.decisions.decision]
     assert 0 < sum(expected) < 24
-    assert capsys.readouterr().out == f"24 embeddings, {sum(expected)} flagged as unlike known queries: {output}\n"
+    assert told == f"24 embeddings, {sum(expected)} flagged as unlike known queries: {output}\n"
     with np.load(output, allow_pickle=False) as written:
         assert written["flagged"].tolist() == expected
-    assert main(["index", str(run_copy), "--embeddings", str(output), "--quiet"]) == 0
+    lam("index", run_copy, "--embeddings", output, "--quiet")

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from lam import models
-from lam.cli import main
 from lam.models import photographs
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
+from tests.runs.conftest import Lam
 
 needs_network = pytest.mark.skipif(photographs.why_missing() is not None, reason="the extra images is not installed")
 FOLDER = "folder laplace_posthoc"
@@ -86,21 +86,19 @@ def messy(root: Path) -> None:
 
 @needs_network
 @pytest.mark.long
-def test_a_messy_folder_runs_to_its_end_and_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_messy_folder_runs_to_its_end_and_is_searched(tmp_path: Path, lam: Lam) -> None:
     root, output = tmp_path / "images", tmp_path / "run"
     messy(root)
     short = ["--training.epochs=2", "--evaluation.corrupted=2", "--evaluation.n_samples=4", "--evaluation.reference=20"]
     smaller = "--data.options.preprocessing.size=64"
     command = ["run", "folder", "laplace_posthoc", f"--data.root={root}", f"--output={output}", smaller, *short]
-    assert main([*command, "--quiet"]) == 0
+    lam(*command, "--quiet")
     run = Run(output)
     assert run.config.network.name == "efficientnet_lite0"
     assert set(run.encoder.network.state_dict()) == {"head.weight", "head.bias"}
     assert run.encoder.network.recipe["sha256"] == models.build("efficientnet_lite0", dimension=3).recipe["sha256"]
     query = tmp_path / "query.png"
     Image.new("L", (1000, 20), 120).save(query)
-    capsys.readouterr()
-    assert main(["search", str(output), str(query), "-k", "2"]) == 0
-    assert "class_" in capsys.readouterr().out
+    assert "class_" in lam("search", output, query, "-k", "2").out
     embedded = run.encoder.embed(run.encoder.preprocessing(query)[None])
     torch.testing.assert_close(embedded.mean.norm(dim=1), torch.ones(1))

@@ -3,37 +3,36 @@ from pathlib import Path
 import pytest
 import torch
 
-import lam
-from lam.cli import main
+from lam import load
 from lam.utils.files import read_json
 from tests.conftest import TINY
+from tests.runs.conftest import Lam
 
 pytestmark = pytest.mark.long
 
 ONLINE = "digits laplace_online"
 
 
-def test_a_run_trains_online_and_hands_back_the_same_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run_trains_online_and_hands_back_the_same_encoder(tmp_path: Path, lam: Lam):
     folder = tmp_path / "run"
-    assert main(["run", *ONLINE.split(), "--quiet", f"--output={folder}", *TINY]) == 0
-    assert "auroc" in capsys.readouterr().out
+    assert "auroc" in lam("run", *ONLINE.split(), "--quiet", f"--output={folder}", *TINY).out
     metrics = read_json(folder / "metrics.json")
     assert {"recall@1", "ece", "ausc", "auroc", "auroc_variance", "seconds_train"} <= metrics.keys()
     assert "seconds_fit" not in metrics
-    encoder = lam.load(folder / "encoder")
+    encoder = load(folder / "encoder")
     assert encoder.posterior.curvature.counts is None
     assert encoder.posterior.scale == metrics["tuned_scale"]
     assert len(encoder.embed(torch.rand(3, 1, 8, 8))) == 3
 
 
-def test_training_online_goes_on_after_a_stop(tmp_path: Path):
+def test_training_online_goes_on_after_a_stop(tmp_path: Path, lam: Lam):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert main(["run", *ONLINE.split(), "--quiet", f"--output={whole}", *TINY]) == 0
-    assert main(["run", *ONLINE.split(), "--quiet", f"--output={stopped}", *TINY]) == 0
+    for folder in (whole, stopped):
+        lam("run", *ONLINE.split(), "--quiet", f"--output={folder}", *TINY)
     for name in ("MANIFEST.json", "encoder/MANIFEST.json"):
         (stopped / name).unlink()
-    assert main(["run", str(stopped), "--quiet"]) == 0
-    one, other = (lam.load(folder / "encoder").posterior for folder in (whole, stopped))
+    lam("run", stopped, "--quiet")
+    one, other = (load(folder / "encoder").posterior for folder in (whole, stopped))
     assert torch.equal(one.curvature.sums, other.curvature.sums)
     assert torch.equal(one.weight, other.weight)
 
@@ -46,10 +45,9 @@ def test_training_online_goes_on_after_a_stop(tmp_path: Path):
         ("--checkpoint=setup.cfg", "laplace_online cannot start from a trained network"),
     ],
 )
-def test_wrong_settings_are_one_line_before_any_work(option, message, tmp_path, capsys):
+def test_wrong_settings_are_one_line_before_any_work(option, message, tmp_path, lam):
     folder = tmp_path / "run"
-    assert main(["run", *ONLINE.split(), "--quiet", f"--output={folder}", option]) == 1
-    said = capsys.readouterr().err
+    said = lam("run", *ONLINE.split(), "--quiet", f"--output={folder}", option, code=1).err
     assert message in said
     assert said.count("\n") == 1
     assert not folder.exists()

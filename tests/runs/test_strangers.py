@@ -24,6 +24,7 @@ from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.utils.files import read_json
 from tests.conftest import TINY, unrendered_pictures
+from tests.runs.conftest import Lam
 
 RATES = ("--quiet", "--target-ood=0.2", "--target-miss=0.2")
 
@@ -62,11 +63,8 @@ def test_what_scores_know_of_classes_never_trained_on_is_measured(run_with_stran
 
 
 @pytest.mark.long
-def test_false_accepts_are_promised_of_classes_never_trained_on(
-    run_with_strangers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", str(run_with_strangers), "--target-far=0.25", "--accept=cosine", *RATES]) == 0
-    printed = capsys.readouterr().out
+def test_false_accepts_are_promised_of_classes_never_trained_on(run_with_strangers: Path, lam: Lam) -> None:
+    printed = lam("calibrate", run_with_strangers, "--target-far=0.25", "--accept=cosine", *RATES).out
     run = Run(run_with_strangers)
     calibration, strangers = run.calibration, load_data(run.config.data)[0].strangers
     promise = "for a random item of an unseen class, like the 3 held-out classes"
@@ -97,11 +95,9 @@ def test_a_bound_counts_held_out_classes_and_not_their_items(
 
 
 @pytest.mark.long
-def test_of_too_few_classes_it_says_the_least_that_they_promise(
-    run_with_strangers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", str(run_with_strangers), "--target-far=0.1", *RATES]) == 0
-    printed, calibration = capsys.readouterr().out, Run(run_with_strangers).calibration
+def test_of_too_few_classes_it_says_the_least_that_they_promise(run_with_strangers: Path, lam: Lam) -> None:
+    printed = lam("calibrate", run_with_strangers, "--target-far=0.1", *RATES).out
+    calibration = Run(run_with_strangers).calibration
     assert calibration.false_accepts.classes is None
     assert calibration.facts["false_accepts"] == (
         "for known classes; no bound for unseen classes: 3 held-out classes can bound a rate of 0.25 or more "
@@ -131,15 +127,15 @@ def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strang
 
 @pytest.mark.long
 def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
-    run_with_strangers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_with_strangers: Path, tmp_path: Path, lam: Lam
 ) -> None:
     command = ("calibrate", str(run_with_strangers), "--target-far=0.25", *RATES)
-    assert main([*command, "--share-of-strangers=0.3"]) == 0
+    printed = lam(*command, "--share-of-strangers=0.3").out
     usual = "from how unusual a query is"
     learnt_from = (
         "from queries without their matches, and from 60 strangers; 0.3 of all queries are expected to have no"
     )
-    assert f"{usual}, {learnt_from} match\n" in capsys.readouterr().out
+    assert f"{usual}, {learnt_from} match\n" in printed
     run = Run(run_with_strangers)
     splits, ood = load_data(run.config.data)
     learnt = [one.match_probability.contrast for one in run.calibration.acceptances]
@@ -151,8 +147,7 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     mixed = tmp_path / "mixed"
     _write_images(mixed / "known", known)
     _write_images(mixed / "foreign", foreign)
-    assert main([*command, f"--unlabelled={mixed}"]) == 0
-    printed = capsys.readouterr().out
+    printed = lam(*command, f"--unlabelled={mixed}").out
     share, low, high = Run(run_with_strangers).calibration.facts["share_of_strangers"]
     assert low < 0.5 < high
     numbers = f"a share {share:.2g} of them strangers (95 % interval {low:.2g} to {high:.2g})"
@@ -161,22 +156,20 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     for images, may in ((known, "they may all be known"), (foreign, "they may all be strangers")):
         folder = tmp_path / may
         _write_images(folder / "images", images)
-        assert main([*command, f"--unlabelled={folder}"]) == 0
-        printed = capsys.readouterr().out
+        printed = lam(*command, f"--unlabelled={folder}").out
         assert f"{usual}, not from 40 queries in {folder}: their share of strangers is " in printed
         assert f"{may}, from queries without their matches, and from 60 strangers; half of all" in printed
 
 
 @pytest.mark.long
-def test_without_strangers_its_own_queries_stand_for_them(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_strangers_its_own_queries_stand_for_them(run_copy: Path, lam: Lam) -> None:
     rates = ("--target-far=0.1", "--target-ood=0.1", "--target-miss=0.2", "--quiet")
-    assert main(["calibrate", str(run_copy), *rates]) == 0
     learnt = "from queries without their matches, and from the same with their classes as new;"
-    assert f"{learnt} half of all queries are expected to have no match\n" in capsys.readouterr().out
-    assert main(["calibrate", str(run_copy), *rates, "--share-of-strangers=0.1"]) == 0
-    assert f"{learnt} 0.1 of all queries are expected to have no match\n" in capsys.readouterr().out
-    assert main(["calibrate", "no-run", "--share-of-strangers=1"]) == 1  # before any work
-    assert "the share of strangers must lie in (0, 1), got 1.0" in capsys.readouterr().err
+    for share, words in (("half", ()), ("0.1", ("--share-of-strangers=0.1",))):
+        printed = lam("calibrate", run_copy, *rates, *words).out
+        assert f"{learnt} {share} of all queries are expected to have no match\n" in printed
+    said = lam("calibrate", "no-run", "--share-of-strangers=1", code=1).err
+    assert "the share of strangers must lie in (0, 1), got 1.0" in said
 
 
 def _write_images(folder: Path, items: Dataset) -> None:
@@ -186,9 +179,9 @@ def _write_images(folder: Path, items: Dataset) -> None:
 
 
 @pytest.mark.parametrize("share", ["1.0", "-0.1", "2"])
-def test_a_share_outside_its_range_is_refused(share: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "digits", "norm", f"--data.strangers={share}", f"--output={tmp_path / 'run'}"]) == 1
-    assert "data.strangers must be a share of the classes in [0, 1), got " in capsys.readouterr().err
+def test_a_share_outside_its_range_is_refused(share: str, tmp_path: Path, lam: Lam) -> None:
+    said = lam("run", "digits", "norm", f"--data.strangers={share}", f"--output={tmp_path / 'run'}", code=1).err
+    assert "data.strangers must be a share of the classes in [0, 1), got " in said
     assert list(tmp_path.iterdir()) == []
 
 

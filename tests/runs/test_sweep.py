@@ -1,15 +1,17 @@
 """Sweeps over seeds: what is kept, what the numbers are, and what the command prints."""
 
 import json
+import shutil
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from lam.cli import main
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.sweep import seeds_of, summary, sweep
+from tests.runs.conftest import Lam
 
 TINY = ("--limit=60", "--training.epochs=1", "--evaluation.n_samples=4")
 NORM = "digits norm"
@@ -59,13 +61,10 @@ class TestSeeds:
 
 
 @pytest.mark.long
-def test_the_command_runs_every_seed_and_keeps_what_is_finished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_runs_every_seed_and_keeps_what_is_finished(tmp_path: Path, lam: Lam) -> None:
     folder = tmp_path / "sweep"
     command = ["sweep", *NORM.split(), "--seeds", "2", "--quiet", "--output", str(folder), *TINY]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
+    printed = lam(*command).out
     assert sorted(path.name for path in folder.iterdir()) == ["seed-0", "seed-1", "sweep.json"]
     found = json.loads((folder / "sweep.json").read_text())
     rows = [json.loads((folder / f"seed-{seed}" / "metrics.json").read_text()) for seed in (0, 1)]
@@ -82,25 +81,27 @@ def test_the_command_runs_every_seed_and_keeps_what_is_finished(
     assert rows[0]["auroc"] != rows[1]["auroc"]
 
     before = {path: path.stat().st_mtime_ns for path in folder.glob("seed-*/*")}
-    assert main(command) == 0
-    assert capsys.readouterr().out == printed
+    assert lam(*command).out == printed
     assert {path: path.stat().st_mtime_ns for path in folder.glob("seed-*/*")} == before
 
 
-def test_a_sweep_that_fails_leaves_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = iter([{"map@1": 0.5}, {"map@1": None}])
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float | None]]:
+    """The metrics of each seed in place of its run, which fails where there are none."""
+    given: dict[int, dict[str, float | None]] = {}
 
-    class Done:
-        def __init__(self) -> None:
-            self.metrics = next(rows)
-
-    def run(config: RunConfig, *, progress: bool) -> Done:
-        if config.seed == 2:
+    def run(config: RunConfig, *, progress: bool) -> SimpleNamespace:
+        if config.seed not in given:
             raise ValueError("the loss is not finite")
         Path(config.folder).mkdir(parents=True)
-        return Done()
+        return SimpleNamespace(metrics=given[config.seed])
 
     monkeypatch.setattr("lam.runs.sweep.run", run)
+    return given
+
+
+def test_a_sweep_that_fails_leaves_what_it_had(tmp_path: Path, measured: dict[int, dict[str, float | None]]) -> None:
+    measured |= {0: {"map@1": 0.5}, 1: {"map@1": None}}
     with pytest.raises(ValueError, match="the loss is not finite"):
         sweep(tiny(tmp_path / "sweep"), [0, 1, 2])
     found = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
@@ -109,23 +110,15 @@ def test_a_sweep_that_fails_leaves_what_it_had(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_command_says_what_is_undefined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, measured: dict[int, dict[str, float | None]], lam: Lam
 ) -> None:
-    class Done:
-        def __init__(self, seed: int) -> None:
-            self.metrics = {"map@5": 0.5, "ece": None if seed else 0.1, "hidden": None}
-
-    def run(config: RunConfig, *, progress: bool) -> Done:
-        Path(config.folder).mkdir(parents=True)
-        return Done(config.seed)
-
-    monkeypatch.setattr("lam.runs.sweep.run", run)
-    assert main(["sweep", *NORM.split(), "--seeds=3", f"--output={tmp_path / 'sweep'}"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    measured |= {seed: {"map@5": 0.5, "ece": None if seed else 0.1, "hidden": None} for seed in range(3)}
+    command = ("sweep", *NORM.split(), f"--output={tmp_path / 'sweep'}")
+    lines = [line.split() for line in lam(*command, "--seeds=3").out.splitlines()]
     assert lines[0] == ["retrieval"]
     assert [lines[1], lines[3]] == [["map@5", "0.5000", "±", "0.0000"], ["ece", "undefined", "for", "seed", "1,", "2"]]
-    assert main(["sweep", *NORM.split(), "--seeds=1", f"--output={tmp_path / 'one'}"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["map@5", "0.5000"]
+    shutil.rmtree(tmp_path / "sweep")
+    assert lam(*command, "--seeds=1").out.splitlines()[1].split() == ["map@5", "0.5000"]
 
 
 def test_it_does_not_mix_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +133,7 @@ def test_it_does_not_mix_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert folders == [Path("runs/digits/norm-sweep/seed-0")]
 
 
-def test_short_forms_set_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_forms_set_the_data(tmp_path: Path, lam: Lam) -> None:
     for arguments, message in (
         (["run", *NORM.split(), "--limit", "0"], "data.limit must be at least 1, got 0"),
         (["demo", "--limit=few"], "data.limit: Input should be a valid integer"),
@@ -148,5 +141,4 @@ def test_short_forms_set_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["run", "--allow-missing", *NORM.split(), "--limit", "9"], "--allow-missing has no effect"),
         (["sweep", *NORM.split(), "--seeds", "0"], "seeds must be at least 1, got 0"),
     ):
-        assert main(arguments) == 1
-        assert message in capsys.readouterr().err
+        assert message in lam(*arguments, code=1).err

@@ -5,15 +5,15 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from lam.cli import main
 from lam.datasets.texts import Columns
 from lam.gallery.item import Item
-from lam.retrieval.decisions.calibration import Targets
+from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.data import load_data
 from lam.runs.finished import Run
@@ -23,6 +23,7 @@ from lam.service.engine import Engine
 from lam.utils.files import CorruptFileError
 from tests.conftest import FinishedRun, unrendered_pictures
 from tests.helpers import written_hits
+from tests.runs.conftest import Lam
 from tests.service.asking import client_of
 from tests.text_runs import TOPICS, faq, text_run, topics
 
@@ -71,12 +72,13 @@ def test_texts_are_searched_for(of_topics: Run, tmp_path: Path) -> None:
     assert [items[0].label for items in result.items] == ["trains", "cats"]
     with pytest.warns(UserWarning, match="is longer than the network reads: it was cut"):
         search(of_topics.folder, texts=[2000 * "fur "])
-    with pytest.raises(ValueError, match="the text is empty"):
-        search(of_topics.folder, texts=[" "])
-    with pytest.raises(ValueError, match=r"this run takes texts: give each by --text"):
-        search(of_topics.folder, tmp_path / "cat.png")
-    with pytest.raises(ValueError, match="give either images .* or texts"):
-        search(of_topics.folder)
+    for images, texts, message in (
+        ([], [" "], "the text is empty"),
+        ([tmp_path / "cat.png"], [], "this run takes texts: give each by --text"),
+        ([], [], "give either images .* or texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            search(of_topics.folder, *images, texts=texts)
 
 
 def test_a_file_of_hits_has_their_texts(run_copy: Path) -> None:
@@ -94,20 +96,15 @@ def test_a_file_of_hits_has_their_texts(run_copy: Path) -> None:
     ],
 )
 def test_each_text_of_a_file_is_answered_as_by_itself(
-    of_topics: Run, tmp_path: Path, name: str, lines: list[str], capsys: pytest.CaptureFixture[str]
+    of_topics: Run, tmp_path: Path, name: str, lines: list[str], lam: Lam
 ) -> None:
     """The first line names the column; a text with what separates columns stands in quotes."""
-    queries, file = ["fur and paw", "rail and station", "yeast", "oven, crust", "purr"], tmp_path / name
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    queries = ["fur and paw", "rail and station", "yeast", "oven, crust", "purr"]
+    file = csv_of(tmp_path / name, *lines)
     command = ["search", str(of_topics.folder), "-k3", "--quiet"]
-    assert main([*command, "--file", str(file)]) == 0
-    blocks = capsys.readouterr().out.strip().split("\n\n")
-    alone = list[str]()
-    for query in queries:
-        assert main([*command, "--text", query]) == 0
-        alone.append(f"text: {query}\n{capsys.readouterr().out.strip()}")
-    assert blocks == alone
-    assert main([*command, "--file", str(file), "-o", str(tmp_path / "hits.json")]) == 0
+    blocks = lam(*command, "--file", file).out.strip().split("\n\n")
+    assert blocks == [f"text: {query}\n{lam(*command, '--text', query).out.strip()}" for query in queries]
+    lam(*command, "--file", file, "-o", tmp_path / "hits.json")
     written = json.loads((tmp_path / "hits.json").read_text())["images"]
     assert [len(entry["hits"]) for entry in written] == [3] * 5
     for entry, query in zip(written, queries, strict=True):
@@ -116,9 +113,7 @@ def test_each_text_of_a_file_is_answered_as_by_itself(
 
 
 @pytest.mark.filterwarnings("default")
-def test_every_command_skips_empty_cells_and_counts_them(
-    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_skips_empty_cells_and_counts_them(run_copy: Path, tmp_path: Path, lam: Lam) -> None:
     lines = [f"{text['text']},{text['label']}" for text in json.loads(topics(tmp_path / "topics.json").read_text())]
     table = str(csv_of(tmp_path / "new.csv", "text,label", ",cats", *lines, ",trains"))
     words = ["--network.name=bag_of_words", "--network.dimension=8", "--training.epochs=1", "--evaluation.n_samples=8"]
@@ -129,31 +124,22 @@ def test_every_command_skips_empty_cells_and_counts_them(
         ["search", str(run_copy), "--file", table, "-o", str(tmp_path / "hits.json")],
         ["calibrate", str(run_copy), "--folder", table, "--target-far=0.2", "--target-ood=0.2"],
     ):
-        assert main([*command, "--quiet"]) == 1
-        assert "(2 such lines: 2, 123)" in capsys.readouterr().err
-        assert main([*command, "--quiet", "--skip-damaged"]) == 0
-        assert "2 of 122 lines have an empty text" in capsys.readouterr().err
+        assert "(2 such lines: 2, 123)" in lam(*command, "--quiet", code=1).err
+        assert "2 of 122 lines have an empty text" in lam(*command, "--quiet", "--skip-damaged").err
     assert "2 of 122 lines" in (tmp_path / "other" / "report.html").read_text(encoding="utf-8")
     assert len(np.load(tmp_path / "a.npz")["mean"]) == 120
 
 
-def test_questions_whose_answers_are_blank_are_searched(
-    of_topics: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "asked.csv").write_text("question,answer\nfur and paw,\nyeast,\n", encoding="utf-8")
-    assert main(["search", str(of_topics.folder), "--quiet", "--file", str(tmp_path / "asked.csv")]) == 0
-    assert "text: yeast\n" in capsys.readouterr().out
+def test_questions_whose_answers_are_blank_are_searched(of_topics: Run, tmp_path: Path, lam: Lam) -> None:
+    asked = csv_of(tmp_path / "asked.csv", "question,answer", "fur and paw,", "yeast,")
+    assert "text: yeast\n" in lam("search", of_topics.folder, "--quiet", "--file", asked).out
 
 
-def test_a_search_takes_the_column_that_it_is_told(
-    of_topics: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "queries.csv").write_text("query,note\nfur and paw,a\nyeast,b\n", encoding="utf-8")
-    command = ["search", str(of_topics.folder), "--quiet", "--file", str(tmp_path / "queries.csv")]
-    assert main(command) == 1
-    assert "--columns text=COLUMN" in capsys.readouterr().err
-    assert main([*command, "--columns", "text=query"]) == 0
-    printed = capsys.readouterr().out
+def test_a_search_takes_the_column_that_it_is_told(of_topics: Run, tmp_path: Path, lam: Lam) -> None:
+    queries = csv_of(tmp_path / "queries.csv", "query,note", "fur and paw,a", "yeast,b")
+    command = ("search", of_topics.folder, "--quiet", "--file", queries)
+    assert "--columns text=COLUMN" in lam(*command, code=1).err
+    printed = lam(*command, "--columns", "text=query").out
     assert "text: fur and paw\n" in printed
     assert "text: yeast\n" in printed
 
@@ -163,24 +149,19 @@ def test_a_search_takes_the_column_that_it_is_told(
     [("queries.csv", "queries.csv has no column text"), ("queries.txt", "queries.txt must be one of .csv, ")],
 )
 def test_a_file_that_is_no_table_of_texts_is_refused(
-    of_topics: Run, tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
+    of_topics: Run, tmp_path: Path, name: str, said: str, lam: Lam
 ) -> None:
-    (tmp_path / name).write_text("fur and paw\nyeast\n", encoding="utf-8")
-    command = ["search", str(of_topics.folder), "--quiet", "--file", str(tmp_path / name)]
-    assert main(command) == 1
-    assert said in capsys.readouterr().err
-    assert main([*command, "--text", "yeast"]) == 1
-    assert "give texts either by --text or by --file" in capsys.readouterr().err
+    command = ("search", of_topics.folder, "--quiet", "--file", csv_of(tmp_path / name, "fur and paw", "yeast"))
+    assert said in lam(*command, code=1).err
+    assert "give texts either by --text or by --file" in lam(*command, "--text", "yeast", code=1).err
 
 
 @pytest.mark.long
 def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path: Path) -> None:
     shutil.copytree(of_questions.folder, tmp_path / "run")
-    calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
-    assert calibration.gallery_size == 60
-    assert calibration.facts["queries"] == 12
-    promised = "for questions like those trained on; no bound for others"
-    assert calibration.facts["false_accepts"] == promised
+    calibration = calibrated(tmp_path / "run")
+    assert (calibration.gallery_size, calibration.facts["queries"]) == (60, 12)
+    assert calibration.facts["false_accepts"] == "for questions like those trained on; no bound for others"
     with closing(Engine(tmp_path / "run")) as engine, client_of(engine) as client:
         answer = client.post("/v1/search?k=2", json={"text": "where is thing7"}).json()
         assert answer["decision"] in ("match", "unknown", "abstain")
@@ -203,6 +184,12 @@ def csv_of(path: Path, *lines: str) -> Path:
     return path
 
 
+def calibrated(run: Path, **options: Any) -> Calibration:
+    """The calibration of a run at rates that few texts can promise."""
+    given = {"targets": Targets(far=0.2, ood=0.2), **options}
+    return calibrate_run(run, CalibrationOptions(**given), progress=False)
+
+
 def of_gallery(run: Path) -> list[tuple[str, str, dict[str, str]]]:
     return sorted((item.id, item.label, json.loads(item.metadata)) for item in Run(run).gallery.items)
 
@@ -212,12 +199,12 @@ LISTED = ("body,kind,id,page", "fur and paw,cats,a,3", "rail or track,trains,b,"
 
 @pytest.mark.parametrize("option", ["--list", "--csv", None])
 def test_a_list_of_texts_is_indexed_with_what_is_known(
-    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str | None
+    run_copy: Path, tmp_path: Path, lam: Lam, option: str | None
 ) -> None:
-    listed = str(csv_of(tmp_path / "new.csv", *LISTED))
+    listed = csv_of(tmp_path / "new.csv", *LISTED)
     words = [listed] if option is None else [option, listed]
-    assert main(["index", str(run_copy), *words, "--quiet", "--columns", "text=body", "label=kind"]) == 0
-    assert capsys.readouterr().out == f"3 texts: {run_copy / 'gallery'}\n"
+    said = lam("index", run_copy, *words, "--quiet", "--columns", "text=body", "label=kind").out
+    assert said == f"3 texts: {run_copy / 'gallery'}\n"
     assert of_gallery(run_copy) == [
         ("a", "cats", {"page": "3", "text": "fur and paw"}),
         ("b", "trains", {"text": "rail or track"}),
@@ -249,44 +236,38 @@ def _as_semicolons(path: Path, rows: list[dict[str, str]]) -> None:
     ("name", "write"), [("a.xlsx", _as_workbook), ("a.parquet", _as_parquet), ("a.csv", _as_semicolons)]
 )
 def test_a_table_goes_through_every_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, write: Callable[[Path, list[dict[str, str]]], None]
+    tmp_path: Path, lam: Lam, name: str, write: Callable[[Path, list[dict[str, str]]], None]
 ) -> None:
     rows = json.loads(topics(tmp_path / "topics.json").read_text())
     table, run = tmp_path / name, tmp_path / "run"
     write(table, rows)
     words = ["--network.name=bag_of_words", "--network.dimension=8", "--training.epochs=3", "--evaluation.n_samples=8"]
     words += [f"--data.root={table}", f"--output={run}", "--accelerator=cpu"]
-    assert main(["run", "texts", "laplace_posthoc", *words, "--quiet"]) == 0
+    lam("run", "texts", "laplace_posthoc", *words, "--quiet")
     separator = f"{table} is read as values separated by semicolons"
     assert (separator in (run / "report.html").read_text(encoding="utf-8")) is (name == "a.csv")
-    assert main(["index", str(run), "--list", str(table), "--quiet"]) == 0
-    assert main(["embed", str(run), str(table), "-o", str(tmp_path / "a.npz"), "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert "120 texts: " in said.out
-    assert (separator in said.err) is (name == "a.csv")
+    indexed = lam("index", run, "--list", table, "--quiet")
+    assert "120 texts: " in indexed.out
+    embedded = lam("embed", run, table, "-o", tmp_path / "a.npz", "--quiet")
+    assert (separator in indexed.err + embedded.err) is (name == "a.csv")
     assert len(np.load(tmp_path / "a.npz")["mean"]) == 120
     (hit,) = search(run, texts=[rows[0]["text"]], k=1).items[0]
     assert (hit.text, hit.label) == (rows[0]["text"], "cats")
     assert hit.path == f"{table}:{1 if name == 'a.parquet' else 2}"
 
 
-def test_columns_that_are_not_there_are_said(
-    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_columns_that_are_not_there_are_said(run_copy: Path, tmp_path: Path, lam: Lam) -> None:
     listed = str(csv_of(tmp_path / "new.csv", *LISTED))
     before = of_gallery(run_copy)
     for words in (["index"], ["embed", "-o", str(tmp_path / "out.npz")]):
-        assert main([words[0], str(run_copy), listed, *words[1:], "--quiet"]) == 1
-        said = capsys.readouterr().err
+        said = lam(words[0], run_copy, listed, *words[1:], "--quiet", code=1).err
         assert "has no column text; it has body, kind, id, page: name the columns by the options" in said
         assert "--columns text=COLUMN" in said
     for words in (["text"], ["body=text"], ["text=body", "text=kind"], ["text="]):
-        assert main(["index", str(run_copy), listed, "--quiet", "--columns", *words]) == 1
-        assert "columns must be NAME=COLUMN, each NAME once of text, label, question, answer, got" in (
-            capsys.readouterr().err
-        )
-    assert main(["index", str(run_copy), str(tmp_path), "--quiet"]) == 1
-    assert "is a folder, and this run takes texts: give a table of them, such as a CSV file" in capsys.readouterr().err
+        said = lam("index", run_copy, listed, "--quiet", "--columns", *words, code=1).err
+        assert "columns must be NAME=COLUMN, each NAME once of text, label, question, answer, got" in said
+    said = lam("index", run_copy, tmp_path, "--quiet", code=1).err
+    assert "is a folder, and this run takes texts: give a table of them, such as a CSV file" in said
     assert of_gallery(run_copy) == before
 
 
@@ -298,36 +279,32 @@ def test_the_columns_of_a_run_are_those_of_its_next_files(tmp_path: Path) -> Non
     assert [label for _, label, _ in of_gallery(finished.folder)] == ["cats", "trains", ""]
 
 
-def test_texts_that_are_embedded_in_shards_give_the_same_gallery(run_copy: Path, tmp_path: Path) -> None:
-    rows = [f"{text},{label},{number}" for number, (text, label) in enumerate(zip("abcdefg", "xyzxyzx", strict=True))]
-    file = csv_of(tmp_path / "new.csv", "text,label,page", *rows)
-    assert main(["index", str(run_copy), str(file), "--quiet"]) == 0
+@pytest.mark.parametrize(
+    ("lines", "count", "labels"),
+    [
+        ("text,label,page a,x,0 b,y,1 c,z,2 d,x,3 e,y,4 f,z,5 g,x,6", 3, ["x"] * 3 + ["y"] * 2 + ["z"] * 2),
+        ("question,answer what,fur why,fur who,paw where,rail", 2, ["fur", "paw", "rail"]),
+    ],
+    ids=["texts", "answers"],
+)
+def test_what_is_embedded_in_shards_gives_the_same_gallery(
+    run_copy: Path, tmp_path: Path, lam: Lam, lines: str, count: int, labels: list[str]
+) -> None:
+    file = csv_of(tmp_path / "new.csv", *lines.split())
+    lam("index", run_copy, file, "--quiet")
     expected = of_gallery(run_copy)
-    assert [label for _, label, _ in expected].count("x") == 3
-    parts = [str(tmp_path / f"part-{number}.npz") for number in (1, 2, 3)]
+    assert sorted(label for _, label, _ in expected) == labels
+    parts = [tmp_path / f"part-{number}.npz" for number in range(1, count + 1)]
     for number, part in enumerate(parts, 1):
-        assert main(["embed", str(run_copy), str(file), "--shard", f"{number}/3", "-o", part, "--quiet"]) == 0
-    assert main(["index", str(run_copy), "--embeddings", *reversed(parts), "--quiet"]) == 0
-    assert of_gallery(run_copy) == expected
-
-
-def test_answers_that_are_embedded_give_the_same_gallery(run_copy: Path, tmp_path: Path) -> None:
-    file = csv_of(tmp_path / "new.csv", "question,answer", "what,fur", "why,fur", "who,paw", "where,rail")
-    assert main(["index", str(run_copy), str(file), "--quiet"]) == 0
-    expected = of_gallery(run_copy)
-    assert len(expected) == 3
-    parts = [str(tmp_path / f"part-{number}.npz") for number in (1, 2)]
-    for number, part in enumerate(parts, 1):
-        assert main(["embed", str(run_copy), str(file), "--shard", f"{number}/2", "-o", part, "--quiet"]) == 0
-    assert main(["index", str(run_copy), "--embeddings", *parts, "--quiet"]) == 0
+        lam("embed", run_copy, file, "--shard", f"{number}/{count}", "-o", part, "--quiet")
+    lam("index", run_copy, "--embeddings", *reversed(parts), "--quiet")
     assert of_gallery(run_copy) == expected
 
 
 @pytest.mark.parametrize("facts", [b"[1, 2]", b"{", b'[{"id": 3, "metadata": {}}]', b'[{"id": null}]'])
-def test_facts_that_were_altered_are_told(run_copy: Path, tmp_path: Path, facts: bytes) -> None:
+def test_facts_that_were_altered_are_told(run_copy: Path, tmp_path: Path, lam: Lam, facts: bytes) -> None:
     part = tmp_path / "part.npz"
-    file = csv_of(tmp_path / "new.csv", "text", "fur")
-    assert main(["embed", str(run_copy), str(file), "-o", str(part), "--quiet"]) == 0
+    lam("embed", run_copy, csv_of(tmp_path / "new.csv", "text", "fur"), "-o", part, "--quiet")
     with np.load(part) as arrays:
         np.savez(part, **{**arrays, "facts": np.frombuffer(facts, np.uint8)})
     with pytest.raises(CorruptFileError, match="part.npz has facts that do not match its 1 rows: write it again"):
@@ -345,13 +322,12 @@ def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(
-        "lam.runs.report.plot_extremes",
-        lambda path, *_, query_image, hit_image: (
-            shown.extend((query_image(0), hit_image(0))),
-            Image.new("L", (1, 1)).save(path),
-        ),
-    )
+
+    def plot(path: Path, *_: Any, query_image: Any, hit_image: Any) -> None:
+        shown.extend((query_image(0), hit_image(0)))
+        Image.new("L", (1, 1)).save(path)
+
+    monkeypatch.setattr("lam.runs.report.plot_extremes", plot)
     rows = json.loads(topics(tmp_path / "topics.json").read_text())
     rows = [{**row, "text": f"\ud83d {row['text']}"} for row in rows]
     rows[0]["text"] += 2000 * " fur"
@@ -363,11 +339,7 @@ def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(
     assert all(text.startswith("? ") for text in shown)
     told = r"\d+ of the 64 training items that the encoder remembers"
     with pytest.warns(UserWarning, match=told), pytest.warns(UserWarning, match="1 of 120 texts are longer"):
-        calibrate_run(
-            finished.folder,
-            CalibrationOptions(targets=Targets(far=0.2, ood=0.2), folder=tmp_path / "halves.json", gallery="held-out"),
-            progress=False,
-        )
+        calibrated(finished.folder, folder=tmp_path / "halves.json", gallery="held-out")
 
 
 def test_a_report_says_that_all_answers_are_searched(of_questions: Run, of_topics: Run) -> None:
@@ -387,19 +359,11 @@ def test_answers_are_indexed_and_new_questions_calibrated_on(tmp_path: Path) -> 
     assert items[0][2].keys() == {"text", "page"}
     assert {metadata["text"] for _, _, metadata in items} == {label for _, label, _ in items}
     strangers = csv_of(tmp_path / "strangers.csv", "question", *(f"why {number}" for number in range(30)))
-    calibration = calibrate_run(
-        finished.folder,
-        CalibrationOptions(targets=Targets(far=0.2, ood=0.2), folder=file, strangers=strangers),
-        progress=False,
-    )
+    calibration = calibrated(finished.folder, folder=file, strangers=strangers)
     assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
     assert calibration.facts["queries_with_match"] == 41
     assert len(calibration.false_accepts) == 30
-    calibration = calibrate_run(
-        finished.folder,
-        CalibrationOptions(targets=Targets(far=0.2, ood=0.2), folder=file, gallery="held-out"),
-        progress=False,
-    )
+    calibration = calibrated(finished.folder, folder=file, gallery="held-out")
     assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
 
 
@@ -410,33 +374,22 @@ def test_what_nobody_answers_needs_the_named_column_of_questions_alone(
     lines = [f"where is {word},{word}" for word in ("fur", "paw", "rail", "dough") for _ in range(6)]
     file = csv_of(tmp_path / "new.csv", "title,body", *lines)
     outside = csv_of(tmp_path / "outside.csv", "title", *(f"why {number}" for number in range(30)))
-    columns, rates = Columns(question="title", answer="body"), Targets(far=0.2, ood=0.2)
-    calibration = calibrate_run(
-        run_copy,
-        CalibrationOptions(targets=rates, folder=file, columns=columns, gallery="held-out", **{named: outside}),
-        progress=False,
-    )
+    columns = Columns(question="title", answer="body")
+    calibration = calibrated(run_copy, folder=file, columns=columns, gallery="held-out", **{named: outside})
     assert calibration.facts[named] == str(outside)
 
 
 def test_queries_that_are_in_the_gallery_are_told(of_topics: Run, run_copy: Path) -> None:
     index_images(run_copy, str(of_topics.config.data.root), progress=False)
     with pytest.warns(UserWarning, match="24 of 24 queries have the same embedding as an item"):
-        calibrate_run(run_copy, CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
+        calibrated(run_copy)
 
 
 def test_strangers_that_are_in_the_gallery_are_told(run_copy: Path, tmp_path: Path) -> None:
     texts = [item.text for item in Run(run_copy).gallery.items]
     strangers = csv_of(tmp_path / "strangers.csv", "text", *(f'"{text}"' for text in [*texts, "why 1", "why 2"]))
     with pytest.warns(UserWarning, match=rf"{len(texts)} of {len(texts) + 2} strangers have the same embedding as an"):
-        calibrate_run(
-            run_copy, CalibrationOptions(targets=Targets(far=0.2, ood=0.2), strangers=strangers), progress=False
-        )
-
-
-def _texts_of(run: Run, *parts: str) -> list[str]:
-    splits = load_data(run.config.data)[0].parts()
-    return [text for part in parts for text in splits[part].texts]  # type: ignore[attr-defined]
+        calibrated(run_copy, strangers=strangers)
 
 
 @pytest.mark.long
@@ -452,29 +405,23 @@ def _texts_of(run: Run, *parts: str) -> list[str]:
 def test_unlabelled_queries_that_were_seen_before_are_told_and_left_out(
     run_copy: Path, tmp_path: Path, parts: tuple[str, ...], reference: int, told: str, n_learnt_from: int
 ) -> None:
-    seen = csv_of(tmp_path / "seen.csv", "text", *_texts_of(Run(run_copy), *parts))
-    options = {"targets": Targets(far=0.2, ood=0.2), "reference": reference}
+    splits: Any = load_data(Run(run_copy).config.data)[0].parts()
+    seen = csv_of(tmp_path / "seen.csv", "text", *(text for part in parts for text in splits[part].texts))
     with pytest.warns(UserWarning, match=told):
-        calibration = calibrate_run(run_copy, CalibrationOptions(unlabelled=seen, **options))
+        calibration = calibrated(run_copy, unlabelled=seen, reference=reference)
     assert calibration.facts["n_unlabelled"] == n_learnt_from
 
 
 def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> None:
-    options = {"targets": Targets(far=0.2, ood=0.2)}
-    with pytest.raises(ValueError, match="has no column label; it has text: name the columns"):
-        calibrate_run(
-            run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text", "fur", "paw"), **options)
-        )
-    with pytest.raises(ValueError, match="label must not be empty, got '' in line 3"):
-        calibrate_run(
-            run_copy,
-            CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label", "fur,cats", "paw,"), **options),
-        )
-    with pytest.raises(ValueError, match="holds no text: give at least one"):
-        calibrate_run(run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label"), **options))
-    rows = (f"{text},dogs" for text in ("fur", "paw", "tail", "ear"))
-    with pytest.raises(ValueError, match="no label of the 24 stored items is a label of the calibration data, such as"):
-        calibrate_run(run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label", *rows), **options))
+    other = "no label of the 24 stored items is a label of the calibration data, such as"
+    for lines, message in (
+        (["text", "fur", "paw"], "has no column label; it has text: name the columns"),
+        (["text,label", "fur,cats", "paw,"], "label must not be empty, got '' in line 3"),
+        (["text,label"], "holds no text: give at least one"),
+        (["text,label", "fur,dogs", "paw,dogs", "tail,dogs", "ear,dogs"], other),
+    ):
+        with pytest.raises(ValueError, match=message):
+            calibrated(run_copy, folder=csv_of(tmp_path / "new.csv", *lines))
 
 
 def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp_path: Path) -> None:
@@ -488,38 +435,30 @@ def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(tmp_path: Path, lam: Lam) -> None:
     """With a network as it is; here one whose head is not trained either."""
-    once = csv_of(
-        tmp_path / "once.csv", "text,label", *(f"thing{number} is {number % 7} here,{number}" for number in range(60))
-    )
+    lines = (f"thing{number} is {number % 7} here,{number}" for number in range(60))
+    once = csv_of(tmp_path / "once.csv", "text,label", *lines)
     with pytest.raises(ValueError, match=r"no two texts of the train split share a label, .*--network.head=identity"):
         text_run(tmp_path / "run", once)
     assert not (tmp_path / "run").exists()
     words = ["--network.name=bag_of_words_as_it_is", "--network.head=identity", f"--data.root={once}"]
-    assert main(["run", "texts", "knn_distance", *words, f"--output={tmp_path / 'run'}", "--quiet"]) == 0
-    printed = capsys.readouterr()
+    printed = lam("run", "texts", "knn_distance", *words, f"--output={tmp_path / 'run'}", "--quiet")
     assert "no two texts of the train, validation, test split share a label: the run cannot learn" in printed.err
     assert "recall@1                         undefined" in printed.out
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert (metrics["recall@1"], metrics["ausc"]) == (None, None)
     assert "\nnot measured: how well κ detects strangers" in printed.out
-    assert main(["calibrate", str(tmp_path / "run"), "--quiet"]) == 1
-    assert "is a label of the calibration data, such as '0': give a --folder (a file for texts)" in (
-        capsys.readouterr().err
-    )
-    assert main(["index", str(tmp_path / "run"), str(once), "--quiet"]) == 0
+    refused = lam("calibrate", tmp_path / "run", "--quiet", code=1).err
+    assert "is a label of the calibration data, such as '0': give a --folder (a file for texts)" in refused
+    lam("index", tmp_path / "run", once, "--quiet")
     asked = csv_of(tmp_path / "asked.csv", "text,label", *(f"where is thing{number},{number}" for number in range(60)))
     words = ["--folder", str(asked), "--target-far=0.1", "--target-ood=0.1", "--quiet"]
-    assert main(["calibrate", str(tmp_path / "run"), *words]) == 0
+    lam("calibrate", tmp_path / "run", *words)
     calibration = Run(tmp_path / "run").calibration
     assert calibration is not None
     assert calibration.facts["queries_with_match"] == 60
-    capsys.readouterr()
-    assert main(["calibrate", str(tmp_path / "run"), *words, "--flag=votes"]) == 0
-    assert "votes is 0 for all 60 calibration queries" in capsys.readouterr().err
+    assert "votes is 0 for all 60 calibration queries" in lam("calibrate", tmp_path / "run", *words, "--flag=votes").err
 
 
 @pytest.mark.long
@@ -527,21 +466,16 @@ def test_a_run_that_trained_nothing_promises_nothing_of_what_it_was_trained_on(t
     as_it_is = ("--network.name=bag_of_words_as_it_is", "--network.head=identity")
     for what, data in (("questions", faq(tmp_path / "faq.json")), ("classes", topics(tmp_path / "topics.json"))):
         run = text_run(tmp_path / what, data, *as_it_is)
-        calibration = calibrate_run(run.folder, CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
-        promised = f"for {what} like those calibrated on; no bound for others"
-        assert calibration.facts["false_accepts"] == promised
+        calibration = calibrated(run.folder)
+        assert calibration.facts["false_accepts"] == f"for {what} like those calibrated on; no bound for others"
         assert calibration.flag == calibration.detector.best
 
 
-def test_a_label_that_is_the_text_is_printed_once(
-    of_topics: Run, of_questions: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["search", str(of_questions.folder), "--text", "where is thing7", "-k", "2"]) == 0
-    *_, header, first, _ = capsys.readouterr().out.splitlines()
+def test_a_label_that_is_the_text_is_printed_once(of_topics: Run, of_questions: Run, lam: Lam) -> None:
+    *_, header, first, _ = lam("search", of_questions.folder, "--text", "where is thing7", "-k", "2").out.splitlines()
     assert header.split() == ["score", "kappa", "text"]
     assert first.count("is here") == 1
-    assert main(["search", str(of_topics.folder), "--text", "fur and paw", "-k", "1"]) == 0
-    *_, header, first = capsys.readouterr().out.splitlines()
+    *_, header, first = lam("search", of_topics.folder, "--text", "fur and paw", "-k", "1").out.splitlines()
     assert header.replace("another query", "").split() == ["score", "kappa", "label", "text"]
     assert first.split()[2] == "cats"
 

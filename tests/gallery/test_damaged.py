@@ -39,9 +39,8 @@ def test_all_damaged_files_are_found_in_one_pass(tmp_path: Path) -> None:
     assert list(damaged) == [files[1], files[4], files[6]]
     assert "is no image" in damaged[files[1]]
     listed = tmp_path / "lists" / "damaged.csv"
-    with pytest.raises(
-        ValueError, match=r"3 of 7 images cannot be read, all listed in .*damaged.csv: .*--skip-damaged"
-    ):
+    said = r"3 of 7 images cannot be read, all listed in .*damaged.csv: .*--skip-damaged"
+    with pytest.raises(ValueError, match=said):
         DamagedFiles(listed, reasons=damaged).settle(len(files))
     assert read_damaged(listed) == {str(path) for path in damaged}
     with pytest.warns(Note, match=r"3 of 7 images cannot be read: .* they are left out"):

@@ -17,13 +17,8 @@ def embeddings(count: int) -> Embeddings:
 
 
 def test_one_image_is_one_entry_unless_ids_differ() -> None:
-    entries = [
-        SourceImage("a", "x", 5),
-        SourceImage("b", "x", 6),
-        SourceImage("c", "x", 5),
-        SourceImage("d", "x", 5, "9"),
-    ]
-    made = enrol(entries, embeddings(4))
+    entries = [SourceImage(path, "x", content) for path, content in (("a", 5), ("b", 6), ("c", 5))]
+    made = enrol([*entries, SourceImage("d", "x", 5, "9")], embeddings(4))
     assert [(item.id, item.path) for item in made.items] == [("5", "a"), ("6", "b"), ("9", "d")]
     assert made.embeddings.kappa.tolist() == [1, 2, 4]
 
@@ -72,10 +67,7 @@ def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        (
-            {"listed_id": "shelf/../é"},
-            r"a.jpg: the id must have 1 to 128 letters, marks on them, digits, spaces or .* got 'shelf/../é'",
-        ),
+        ({"listed_id": "shelf/../é"}, "a.jpg: the id must have 1 to 128 letters, marks on them, .* got 'shelf/../é'"),
         ({"listed_id": ""}, "the id must have 1 to 128 letters"),
         ({"label": "\ud800"}, "a.jpg: the label must be valid Unicode"),
         ({"label": "x" * 1025}, "a.jpg: the label has 1025 characters, allowed is at most 1024"),

@@ -31,11 +31,15 @@ from tests.helpers import stored
 D = 3
 
 
+def opened(run: Path, index: str | None = None) -> closing[Gallery]:
+    """The gallery of a run until the end of the block."""
+    return closing(Gallery(run / "gallery", D, index=index))
+
+
 @pytest.fixture
 def gallery(run_copy: Path) -> Iterator[Gallery]:
-    opened = Gallery(run_copy / "gallery", D)
-    yield opened
-    opened.close()
+    with opened(run_copy) as gallery:
+        yield gallery
 
 
 def embeddings(count: int, seed: int = 0, dimension: int = D) -> Embeddings:
@@ -47,6 +51,11 @@ def embeddings(count: int, seed: int = 0, dimension: int = D) -> Embeddings:
 def items(count: int, seed: int = 0, dimension: int = D) -> list[Item]:
     rows = embeddings(count, seed, dimension).mean
     return [Item(f"{seed}-{row}", mean.numpy().tobytes(), 9.0) for row, mean in enumerate(rows)]
+
+
+def everything(folder: Path) -> bytes:
+    """All files of a folder."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 def found(gallery: Gallery, query: Embeddings, k: int = 1) -> list[str]:
@@ -66,21 +75,19 @@ def test_a_run_ends_with_its_test_split_and_pictures(gallery: Gallery, run_copy:
 
 
 def test_what_is_written_is_found_again_after_a_restart(run_copy: Path) -> None:
-    first = Gallery(run_copy / "gallery", D)
-    first.write(items(5))
-    first.write(["0-3", "7"])
-    first.close()
-    again = Gallery(run_copy / "gallery", D)
-    assert len(again) == 60 + 5 - 2
-    for row in range(5):
-        assert (found(again, embeddings(5)[row : row + 1]) == [f"0-{row}"]) == (row != 3)
-    assert again.store.get("7") is None
-    again.close()
+    with opened(run_copy) as first:
+        first.write(items(5))
+        first.write(["0-3", "7"])
+    with opened(run_copy) as again:
+        assert len(again) == 60 + 5 - 2
+        for row in range(5):
+            assert (found(again, embeddings(5)[row : row + 1]) == [f"0-{row}"]) == (row != 3)
+        assert again.store.get("7") is None
 
 
 def test_a_read_only_folder_is_searched_and_never_written(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_copy / "gallery"
-    with closing(Gallery(folder, D)) as gallery:
+    with opened(run_copy) as gallery:
         expected = found(gallery, embeddings(1), k=60)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(ValueError, match="beside a process that writes"):
@@ -100,75 +107,50 @@ def test_a_read_only_folder_is_searched_and_never_written(run_copy: Path, monkey
         Replica(folder, D, index=None)
 
 
-def test_deleted_items_leave_every_file_of_the_run(run_copy: Path) -> None:
-    vector = Run(run_copy).gallery.items[7].vector
-    files = (run_copy / "gallery").rglob("*")
-    assert any(vector in path.read_bytes() for path in files if path.is_file())
-    gallery = Gallery(run_copy / "gallery", D)
-    (change,) = gallery.write(["7"])
-    assert isinstance(change, Change)
-    assert change.removed
-    for path in run_copy.rglob("*"):
-        assert not path.is_file() or vector not in path.read_bytes(), path
-    gallery.close()
-    again = Gallery(run_copy / "gallery", D)
-    assert again.store.get("7") is None
-    assert len(Run(run_copy).gallery) == len(again) == 59
-    again.close()
-
-
 def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path, digit_folder: Path) -> None:
-    gallery = Gallery(run_copy / "gallery", D)
-    gallery.write(items(2))
-    gallery.close()
+    with opened(run_copy) as gallery:
+        gallery.write(items(2))
     count = len(index_images(run_copy, digit_folder, progress=False))
-    again = Gallery(run_copy / "gallery", D)
-    assert len(again) == count + 2
-    assert again.store.get("0") is None
-    assert again.store.get("0-1") is not None
-    assert all(item.thumbnail for item in stored(again) if item.origin == "index")
-    again.close()
+    with opened(run_copy) as again:
+        assert len(again) == count + 2
+        assert again.store.get("0") is None
+        assert again.store.get("0-1") is not None
+        assert all(item.thumbnail for item in stored(again) if item.origin == "index")
 
 
 def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     index_images(run_copy, digit_folder, factory="HNSW8", progress=False)
-    first = Gallery(run_copy / "gallery", D)
-    assert (run_copy / "gallery" / CACHE).is_dir()  # a kill from here on costs no second build
-    first.write(items(4))
-    assert first.index.factory == "HNSW8"
-    first.close()
+    with opened(run_copy) as first:
+        assert (run_copy / "gallery" / CACHE).is_dir()  # a kill from here on costs no second build
+        first.write(items(4))
+        assert first.index.factory == "HNSW8"
     cache = next((run_copy / "gallery" / CACHE).glob("*/embeddings.safetensors"))
     whole = sha256_of(cache)
-    second = Gallery(run_copy / "gallery", D)
-    assert found(second, embeddings(4)[:1]) == ["0-0"]
-    second.close()
+    with opened(run_copy) as second:
+        assert found(second, embeddings(4)[:1]) == ["0-0"]
     cache = next((run_copy / "gallery" / CACHE).glob("*/embeddings.safetensors"))
     assert sha256_of(cache) == whole  # read, not built anew
     content = bytearray(cache.read_bytes())
     content[-1] ^= 1
     cache.write_bytes(content)
-    third = Gallery(run_copy / "gallery", D)
-    assert "built anew" in caplog.text
-    assert found(third, embeddings(4)[:1]) == ["0-0"]
-    third.close()
+    with opened(run_copy) as third:
+        assert "built anew" in caplog.text
+        assert found(third, embeddings(4)[:1]) == ["0-0"]
 
 
 def test_a_cache_of_the_index_is_caught_up(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
     index_images(run_copy, digit_folder, factory="HNSW8", progress=False)
-    first = Gallery(run_copy / "gallery", D)
-    first.write(items(4))
-    first.close()
+    with opened(run_copy) as first:
+        first.write(items(4))
     old = shutil.copytree(run_copy / "gallery" / CACHE, tmp_path / "old")
-    second = Gallery(run_copy / "gallery", D)
-    second.write(["0-0", *items(3, seed=1)])
-    second.close()
+    with opened(run_copy) as second:
+        second.write(["0-0", *items(3, seed=1)])
     assert not (run_copy / "gallery" / CACHE).exists()  # the graph still holds what was deleted
     shutil.copytree(old, run_copy / "gallery" / CACHE)
-    third = Gallery(run_copy / "gallery", D)
-    assert found(third, embeddings(4)[:1]) != ["0-0"]
-    assert [found(third, embeddings(3, 1)[row : row + 1]) for row in range(3)] == [["1-0"], ["1-1"], ["1-2"]]
-    assert len(third) == 24 + 3 + 3
-    third.close()
+    with opened(run_copy) as third:
+        assert found(third, embeddings(4)[:1]) != ["0-0"]
+        assert [found(third, embeddings(3, 1)[row : row + 1]) for row in range(3)] == [["1-0"], ["1-1"], ["1-2"]]
+        assert len(third) == 24 + 3 + 3
 
 
 def test_items_of_another_encoder_are_refused(run_copy: Path) -> None:
@@ -326,12 +308,10 @@ class Watched:
 
 def adding_and_searching(gallery: Gallery, seconds: float, readers: int) -> None:
     watched = Watched(gallery)
-    threads = [threading.Thread(target=watched.read) for _ in range(readers)]
-    for thread in threads:
-        thread.start()
-    watched.write(seconds)
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(readers) as pool:
+        for _ in range(readers):
+            pool.submit(watched.read)
+        watched.write(seconds)
     assert not watched.wrong, watched.wrong[:3]
     assert watched._deleted
 
@@ -371,9 +351,8 @@ def test_writers_at_a_million_items_leave_searches_half_their_speed(
     dimension, count = 128, 1_000_000
     generator = torch.Generator().manual_seed(0)
     rows = torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator), dim=1)
-    store = ItemStore(tmp_path / FILE)
-    store.write(Item(str(row), vector.numpy().tobytes(), 9.0) for row, vector in enumerate(rows))
-    store.close()
+    with closing(ItemStore(tmp_path / FILE)) as store:
+        store.write(Item(str(row), vector.numpy().tobytes(), 9.0) for row, vector in enumerate(rows))
     with closing(Gallery(tmp_path, dimension)) as gallery:
         one = torch.ones(1)
         query = Embeddings(rows[:1], 9.0 * one, one, torch.zeros(1))

@@ -16,15 +16,10 @@ from lam.gallery.local_index import LocalIndex
 from lam.gallery.store import CACHE, ItemStore
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.hits import Recall
 from lam.runs.index import index_images
 from lam.vmf.embeddings import Embeddings
-from tests.gallery.test_gallery import D, embeddings, items
+from tests.gallery.test_gallery import D, embeddings, everything, items, opened
 from tests.helpers import stored
-
-
-def opened(run: Path, index: str | None = "hnsw") -> closing[Gallery]:
-    return closing(Gallery(run / "gallery", D, index=index))
 
 
 def own_index(gallery: Gallery) -> Index:
@@ -38,14 +33,14 @@ def found(gallery: Gallery, queries: Embeddings, k: int = 1) -> list[list[str]]:
 
 
 def test_items_are_added_found_replaced_removed_and_there_after_a_restart(run_copy: Path) -> None:
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         assert gallery.index.factory == "HNSW32"
         gallery.write(items(40))
         assert found(gallery, embeddings(40)) == [[f"0-{row}"] for row in range(40)]
         gallery.write(["0-3", *(Item(f"0-{row}", items(40, 1)[row].vector, 9.0) for row in range(5, 9))])
         assert found(gallery, embeddings(40, 1)[5:9]) == [[f"0-{row}"] for row in range(5, 9)]
         before = found(gallery, embeddings(20, 2), 50)
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         assert (len(gallery), gallery.index.factory) == (60 + 40 - 1, "HNSW32")
         assert gallery.store.get("0-3") is None
         assert found(gallery, embeddings(20, 2), 50) == before
@@ -72,40 +67,38 @@ def test_a_removed_item_never_comes_back(run_copy: Path, restart: bool) -> None:
 
 
 def test_what_was_removed_is_in_no_file_once_the_graph_is_closed(run_copy: Path) -> None:
-    def everything() -> bytes:
-        return b"".join(path.read_bytes() for path in run_copy.rglob("*") if path.is_file())
 
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         gallery.write(items(200))
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         vector = gallery.index.search(embeddings(200)[7:8], 1)
         assert vector.scores.item() == pytest.approx(1)
         held = own_index(gallery)._store.column("vectors")[60 + 7].tobytes()  # as the index made its length one again
-        assert held in everything()
+        assert held in everything(run_copy)
         gallery.write(["0-7"])
         assert own_index(gallery).holds_removed
-        assert held not in everything()
-    assert held not in everything()
+        assert held not in everything(run_copy)
+    assert held not in everything(run_copy)
     assert not (run_copy / "gallery" / CACHE).exists()
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         assert len(gallery) == 60 + 199
         assert not own_index(gallery).holds_removed
-    assert held not in everything()
+    assert held not in everything(run_copy)
     assert (run_copy / "gallery" / CACHE).is_dir()
 
 
 def test_either_kind_serves_what_the_other_wrote(run_copy: Path) -> None:
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         gallery.write(items(30))
     with opened(run_copy, "flat") as gallery:
         assert (gallery.index.factory, gallery.recall) == ("Flat", None)
         gallery.write(["0-1", "7", *items(10, 1)])
         exact = found(gallery, embeddings(25, 3), 50)
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         assert (gallery.index.factory, len(gallery)) == ("HNSW32", 60 + 30 - 2 + 10)
         assert found(gallery, embeddings(25, 3), 50) == exact
         assert len(stored(gallery, limit=200)) == len(gallery)
-    with opened(run_copy, None) as gallery:
+    with opened(run_copy) as gallery:
         assert gallery.index.factory == "Flat"
         assert found(gallery, embeddings(25, 3), 50) == exact
 
@@ -113,7 +106,7 @@ def test_either_kind_serves_what_the_other_wrote(run_copy: Path) -> None:
 def test_no_graph_is_saved_beside_the_items_that_took_the_place(run_copy: Path, tmp_path: Path) -> None:
     """Their next start would search it."""
     folder, other = run_copy / "gallery", Path(shutil.copytree(run_copy / "gallery", tmp_path / "other"))
-    with opened(run_copy):
+    with opened(run_copy, "hnsw"):
         folder.rename(tmp_path / "moved")
         other.rename(folder)
     assert (tmp_path / "moved" / CACHE).is_dir()
@@ -130,13 +123,8 @@ def test_a_gallery_that_was_made_with_a_graph_keeps_it(
     with opened(run_copy, index) as gallery:
         assert gallery.index.factory == factory
         assert (gallery.recall is None) == (factory == "Flat")
-    with opened(run_copy, None) as gallery:
-        assert gallery.index.factory == "HNSW8"
-
-
-def test_a_small_gallery_is_searched_whole_by_a_graph(run_copy: Path) -> None:
     with opened(run_copy) as gallery:
-        assert gallery.recall == Recall("HNSW32", 60, 10, 1.0, 50, 1.0)
+        assert gallery.index.factory == "HNSW8"
 
 
 @pytest.mark.parametrize("index", ["HNSW", "ivf", "", "milvus:/host/items", "flat,hnsw"])
@@ -157,7 +145,7 @@ def test_searches_go_on_while_the_graph_is_built_anew(run_copy: Path, monkeypatc
         assert not searching.is_alive()
         add(*arguments)
 
-    with opened(run_copy) as gallery:
+    with opened(run_copy, "hnsw") as gallery:
         gallery.write(items(150))
         before = own_index(gallery)._faiss
         monkeypatch.setattr(faiss_calls, "add", searching_meanwhile)

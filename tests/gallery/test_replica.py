@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,8 +13,9 @@ from lam.gallery.filters import Filter
 from lam.gallery.gallery import Gallery
 from lam.gallery.refusal import Refusal
 from lam.gallery.replica import Replica
-from tests.gallery.test_gallery import D, embeddings, found, items
+from tests.gallery.test_gallery import D, embeddings, found, items, opened
 from tests.milvus_servers import MilvusLite
+from tests.service.asking import JSON
 from tests.service.serving import served
 
 pytestmark = pytest.mark.long
@@ -58,22 +60,19 @@ def test_replicas_follow_the_writer(run_copy: Path, address: str) -> None:
 
 
 def test_a_replica_leaves_out_what_only_the_collection_holds(run_copy: Path, address: str) -> None:
-    writer = Gallery(run_copy / "gallery", D, index=address)
-    replica = Replica(run_copy / "gallery", D, index=address)
-    writer.write(items(4))
-    queries = embeddings(4)
-    wanted = replica.search(queries, 7)
-    writer.store.write(["0-0", "0-2"])  # as if the writer had died before it reached the server
-    hits, infos = replica.search(queries, 5)
-    assert hits.ids.shape == (4, 5)
-    assert {infos[key].id for key in hits.ids.flatten().tolist()}.isdisjoint({"0-0", "0-2"})
-    for row in range(4):
-        left = [key for key in wanted[0].ids[row].tolist() if wanted[1][key].id not in ("0-0", "0-2")]
-        assert hits.ids[row].tolist() == left[:5]
-    with pytest.raises(Refusal, match="only reads its run"):
-        replica.write(items(1))
-    replica.close()
-    writer.close()
+    with opened(run_copy, address) as writer, closing(Replica(run_copy / "gallery", D, index=address)) as replica:
+        writer.write(items(4))
+        queries = embeddings(4)
+        wanted = replica.search(queries, 7)
+        writer.store.write(["0-0", "0-2"])  # as if the writer had died before it reached the server
+        hits, infos = replica.search(queries, 5)
+        assert hits.ids.shape == (4, 5)
+        assert {infos[key].id for key in hits.ids.flatten().tolist()}.isdisjoint({"0-0", "0-2"})
+        for row in range(4):
+            left = [key for key in wanted[0].ids[row].tolist() if wanted[1][key].id not in ("0-0", "0-2")]
+            assert hits.ids[row].tolist() == left[:5]
+        with pytest.raises(Refusal, match="only reads its run"):
+            replica.write(items(1))
 
 
 def test_a_replica_needs_the_collection_of_a_writer(run_copy: Path, address: str, tmp_path: Path) -> None:
@@ -88,29 +87,28 @@ def test_a_replica_needs_the_collection_of_a_writer(run_copy: Path, address: str
 
 def test_a_replica_that_is_killed_loses_nothing(run_copy: Path, address: str) -> None:
     body = json.dumps({"embedding": embeddings(1).mean[0].tolist(), "kappa": 9.0}).encode()
-    headers = {"Content-Type": "application/json"}
     serve = ("lam", "serve", "--index", address)
     with served(run_copy, *serve) as writer:
         with served(run_copy, *serve, "--replica") as replica, served(run_copy, *serve, "--replica") as other:
-            assert writer.ask("PUT", "/v1/items/new", body, headers)[0] == 201
+            assert writer.ask("PUT", "/v1/items/new", body, JSON)[0] == 201
             for each in (replica, other):
-                status, answer = each.ask("POST", "/v1/search?k=1", body, headers)
+                status, answer = each.ask("POST", "/v1/search?k=1", body, JSON)
                 assert (status, answer["hits"][0]["id"]) == (200, "new")
-            status, refusal = replica.ask("PUT", "/v1/items/more", body, headers)
+            status, refusal = replica.ask("PUT", "/v1/items/more", body, JSON)
             assert status == 403
             assert "without --replica" in refusal["allowed"]
-            assert replica.ask("DELETE", "/v1/items/new", None, headers)[0] == 403
+            assert replica.ask("DELETE", "/v1/items/new", None, JSON)[0] == 403
             replica.process.kill()
             replica.process.wait()
-            assert writer.ask("PUT", "/v1/items/more", body, headers)[0] == 201
+            assert writer.ask("PUT", "/v1/items/more", body, JSON)[0] == 201
             assert other.ask("GET", "/v1/items/more")[0] == 200
-            assert writer.ask("DELETE", "/v1/items/new", None, headers)[0] == 200
+            assert writer.ask("DELETE", "/v1/items/new", None, JSON)[0] == 200
             assert other.ask("GET", "/v1/items/new")[0] == 404
         assert len(writer.ids()) == 61
 
 
 def test_a_replica_follows_patches_batches_and_filtered_deletions(run_copy: Path, address: str) -> None:
-    vectors, kept = embeddings(5).mean.tolist(), {"Content-Type": "application/json"}
+    vectors = embeddings(5).mean.tolist()
     items_of = [{"id": f"batch/{n}", "embedding": vector, "kappa": 9.0} for n, vector in enumerate(vectors)]
     batch = json.dumps({"items": items_of}).encode()
     patch = json.dumps({"label": "renamed", "metadata": {"shelf": 1}}).encode()
@@ -120,7 +118,7 @@ def test_a_replica_follows_patches_batches_and_filtered_deletions(run_copy: Path
     with served(run_copy, *serve) as writer, served(run_copy, *serve, "--replica") as replica:
 
         def first(filter: str = "") -> dict[str, Any] | None:
-            status, answer = replica.ask("POST", f"/v1/search?k=1{filter}", query, kept)
+            status, answer = replica.ask("POST", f"/v1/search?k=1{filter}", query, JSON)
             assert status == 200
             return next(iter(answer["hits"]), None)
 
@@ -130,13 +128,13 @@ def test_a_replica_follows_patches_batches_and_filtered_deletions(run_copy: Path
             ("DELETE", f"/v1/items?filter={on_shelf}", None),
         ]
         for method, path, body in changes:
-            assert replica.ask(method, path, body, kept)[0] == 403
-        assert writer.ask(*changes[0], kept)[0] == 200
+            assert replica.ask(method, path, body, JSON)[0] == 403
+        assert writer.ask(*changes[0], JSON)[0] == 200
         assert first()["id"] == "batch/2"
         assert first(f"&filter={on_shelf}") is None
-        assert writer.ask(*changes[1], kept)[0] == 200
+        assert writer.ask(*changes[1], JSON)[0] == 200
         assert (first()["label"], first(f"&filter={on_shelf}")["id"]) == ("renamed", "batch/2")
-        assert writer.ask(*changes[2], kept)[0] == 200
+        assert writer.ask(*changes[2], JSON)[0] == 200
         assert first()["id"] != "batch/2"
         assert first(f"&filter={on_shelf}") is None
         assert replica.ask("GET", "/v1/items/batch/2")[0] == 404

@@ -7,8 +7,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,70 +34,57 @@ def item(name: str, seed: int = 0, **fields: object) -> Item:
 
 
 def test_items_survive_a_restart(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
-    added = store.write([item("a", 1), item("b", 2)])
-    assert [change.created for change in added] == [True, True]
-    store.close()
-    store = ItemStore(tmp_path / "items.sqlite")
-    assert store.check() == []
-    assert len(store) == 2
-    assert store.get("a") == item("a", 1)
-    assert store.get("nobody") is None
-    assert [key for key, _ in store.items_by_key()] == [change.key for change in added]
-    store.close()
+    with closing(ItemStore(tmp_path / FILE)) as store:
+        added = store.write([item("a", 1), item("b", 2)])
+        assert [change.created for change in added] == [True, True]
+    with closing(ItemStore(tmp_path / FILE)) as store:
+        assert store.check() == []
+        assert len(store) == 2
+        assert store.get("a") == item("a", 1)
+        assert store.get("nobody") is None
+        assert [key for key, _ in store.items_by_key()] == [change.key for change in added]
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_nothing_is_acknowledged_once_the_file_is_gone(tmp_path: Path, is_replaced: bool) -> None:
-    path = tmp_path / "items.sqlite"
-    with closing(ItemStore(path)) as store:
-        store.write([item("a", 1)])
-        path.rename(tmp_path / "moved")
-        (tmp_path / "moved").rename(path)
-        store.write([item("b", 2)])
-        if is_replaced:
-            (tmp_path / "other").write_bytes(path.read_bytes())
-            (tmp_path / "other").replace(path)
-        else:
-            path.unlink()
-        with pytest.raises(Refusal, match="was deleted or replaced") as refused:
-            store.write([item("c", 3)])
-        assert refused.value.kind == "full"
-        assert store.get("a") is not None
+def test_nothing_is_acknowledged_once_the_file_is_gone(store: ItemStore, tmp_path: Path, is_replaced: bool) -> None:
+    path = tmp_path / FILE
+    store.write([item("a", 1)])
+    path.rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(path)
+    store.write([item("b", 2)])
+    if is_replaced:
+        (tmp_path / "other").write_bytes(path.read_bytes())
+        (tmp_path / "other").replace(path)
+    else:
+        path.unlink()
+    with pytest.raises(Refusal, match="was deleted or replaced") as refused:
+        store.write([item("c", 3)])
+    assert refused.value.kind == "full"
+    assert store.get("a") is not None
 
 
-def test_an_update_has_a_new_key_and_the_same_content_keeps_its_key(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_an_update_has_a_new_key_and_the_same_content_keeps_its_key(store: ItemStore) -> None:
     (first,) = store.write([item("a", 1)])
     (same,) = store.write([item("a", 1)])
-    assert same.key == first.key
-    assert not same.removed
-    assert not same.created
+    assert (same.key, same.removed, same.created) == (first.key, (), False)
     (other,) = store.write([item("a", 2)])
     assert other.removed == (first.key,)
-    assert other.key is not None
-    assert first.key is not None
-    assert other.key > first.key
     assert len(store) == 1
     store.write(["a"])
     (again,) = store.write([item("a", 1)])
-    assert again.key is not None
-    assert again.key > other.key  # a key is never given twice
-    store.close()
+    assert None not in (first.key, other.key, again.key)
+    assert first.key < other.key < again.key  # a key is never given twice
 
 
-def test_operations_are_done_in_their_order(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_operations_are_done_in_their_order(store: ItemStore) -> None:
     changes = store.write([item("a", 1), "a", item("a", 2), item("b"), "c"])
     assert [bool(change.removed) for change in changes] == [False, True, False, False, False]
     assert store.get("a") == item("a", 2)
     assert [found.id for found in store.page(after="a", limit=5).values()] == ["b"]
     assert store.check() == []
-    store.close()
 
 
-def test_what_is_deleted_is_in_no_file(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_what_is_deleted_is_in_no_file(store: ItemStore, tmp_path: Path) -> None:
     secret = item("secret", 99, label="LABEL-OF-IT", thumbnail=b"PICTURE-OF-IT" * 1000)
     store.write([secret, *(item(str(number), number) for number in range(50))])
     traces = (secret.vector, b"LABEL-OF-IT", b"PICTURE-OF-IT")
@@ -105,17 +92,15 @@ def test_what_is_deleted_is_in_no_file(tmp_path: Path) -> None:
     store.write(["secret"])
     assert store.erase_log() == ""
     assert not [trace for path in tmp_path.iterdir() for trace in traces if trace in path.read_bytes()]
-    store.close()
 
 
 def test_a_log_that_cannot_be_moved_says_why(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+    store = ItemStore(tmp_path / FILE)
     store.close()
     assert store.erase_log() == "the database keeps its log (Cannot operate on a closed database.)"
 
 
-def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(store: ItemStore) -> None:
     store.write([item("a")])
     (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
     store._writer.execute(f"PRAGMA max_page_count={pages + 2}")
@@ -127,12 +112,10 @@ def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(tmp_path: Path) -> 
     store._writer.execute("PRAGMA max_page_count=100000")
     store.write([item("b")])
     assert store.check() == []
-    store.close()
 
 
 @pytest.mark.parametrize("change", ["kappa = 8.0", "label = CAST(x'ef6e65' AS TEXT)"])  # the text is not UTF-8
-def test_an_altered_row_is_named_and_can_be_dropped(tmp_path: Path, change: str) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_an_altered_row_is_named_and_can_be_dropped(store: ItemStore, change: str) -> None:
     store.write([item("good"), item("bad", 5)])
     store._writer.execute(f"UPDATE items SET {change} WHERE id = 'bad'")
     with pytest.raises(CorruptFileError, match=r"items.sqlite: rows bad are altered.*--drop-corrupt"):
@@ -140,18 +123,15 @@ def test_an_altered_row_is_named_and_can_be_dropped(tmp_path: Path, change: str)
     assert store.check(drop_corrupt=True) == ["bad"]
     assert store.check() == []
     assert store.get("good") is not None
-    store.close()
 
 
-def test_indexing_again_keeps_an_item_that_the_service_changed(tmp_path: Path) -> None:
-    with closing(ItemStore(tmp_path / "items.sqlite")) as store:
-        indexed = [item(name, origin="index") for name in "abc"]
-        store.replace(indexed, facts={})
-        store.write([Patch("a", "two", {"page": 3}), Patch("b", "one", {})])  # the second changes nothing
-        store.replace(indexed[:1], facts={})
-        assert [(item.id, item.label, item.metadata) for _, item in store.items_by_key()] == [
-            ("a", "two", '{"page": 3}')
-        ]
+def test_indexing_again_keeps_an_item_that_the_service_changed(store: ItemStore) -> None:
+    indexed = [item(name, origin="index") for name in "abc"]
+    store.replace(indexed, facts={})
+    store.write([Patch("a", "two", {"page": 3}), Patch("b", "one", {})])  # the second changes nothing
+    store.replace(indexed[:1], facts={})
+    ((_, left),) = store.items_by_key()
+    assert (left.id, left.label, left.metadata) == ("a", "two", '{"page": 3}')
 
 
 def test_a_restored_copy_gives_no_key_again(tmp_path: Path) -> None:
@@ -168,40 +148,33 @@ def test_a_restored_copy_gives_no_key_again(tmp_path: Path) -> None:
     assert keys == sorted(set(keys))
 
 
-def test_a_row_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_a_row_that_is_missing_is_noticed(store: ItemStore) -> None:
     store.write([item("a"), item("b")])
     store._writer.execute("DELETE FROM items WHERE id = 'a'")
     with pytest.raises(CorruptFileError, match="1 rows instead of 2"):
         store.check()
-    store.close()
 
 
-def test_a_row_that_is_replaced_by_another_is_noticed(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_a_row_that_is_replaced_by_another_is_noticed(store: ItemStore) -> None:
     store.write([item("a"), item("b")])
     values = (item("a", 2).vector, item("a", 2).sha256)
     store._writer.execute("UPDATE items SET vector = ?, sha256 = ? WHERE id = 'a'", values)
     with pytest.raises(CorruptFileError, match="2 rows are not the stored ones"):
         store.check()
-    store.close()
 
 
-def test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
+def test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted(store: ItemStore) -> None:
     for connection in (store._writer, store._reader):
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
         assert connection.execute("PRAGMA secure_delete").fetchone() == (1,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    store.close()
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    store = ItemStore(tmp_path / "items.sqlite")
-    store._writer.execute("PRAGMA user_version = 9")
-    store.close()
+    with closing(ItemStore(tmp_path / FILE)) as store:
+        store._writer.execute("PRAGMA user_version = 9")
     with pytest.raises(ValueError, match="format 9, this version of lam reads 1"):
-        ItemStore(tmp_path / "items.sqlite")
+        ItemStore(store.path)
 
 
 LOST = {
@@ -220,23 +193,20 @@ def empty_database(path: Path) -> bytes:
 @pytest.mark.parametrize("name", LOST)
 def test_a_file_that_is_lost_is_not_begun_anew(tmp_path: Path, name: str) -> None:
     path = tmp_path / FILE
-    store = ItemStore(path)
-    store.write([item("a")])
-    store.close()
+    with closing(ItemStore(path)) as store:
+        store.write([item("a")])
     whole = path.read_bytes()
     LOST[name](path)
     for _ in range(2):
         with pytest.raises(CorruptFileError, match=r"items.sqlite is missing or empty.*items.made"):
             ItemStore(path)
     path.write_bytes(whole)
-    store = ItemStore(path)
-    assert store.get("a") == item("a")
-    store.close()
+    with closing(ItemStore(path)) as store:
+        assert store.get("a") == item("a")
     LOST[name](path)
     (tmp_path / MARK).unlink()
-    store = ItemStore(path)
-    assert len(store) == 0
-    store.close()
+    with closing(ItemStore(path)) as store:
+        assert len(store) == 0
     assert (tmp_path / MARK).is_file()
 
 
@@ -247,52 +217,39 @@ def test_a_file_without_a_mark_gets_one(tmp_path: Path) -> None:
     assert (tmp_path / MARK).is_file()
 
 
-@pytest.fixture
-def locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """Locks the file as another process would, all of it, while a store waits for a moment only."""
-    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
-
-    @contextmanager
-    def lock() -> Iterator[None]:
-        with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
-            other.execute("PRAGMA locking_mode=EXCLUSIVE")
-            other.execute("BEGIN EXCLUSIVE")
-            yield
-            other.execute("ROLLBACK")
-
-    return lock
+@contextmanager
+def locked(folder: Path, *statements: str) -> Iterator[None]:
+    """Lock the file of a gallery as another process would, while a store waits for a moment only."""
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        closing(sqlite3.connect(folder / FILE, isolation_level=None)) as other,
+    ):
+        patched.setattr("lam.gallery.database._PATIENCE", 0.05)
+        for statement in statements:
+            other.execute(statement)
+        yield
 
 
-def test_a_locked_file_is_called_locked(tmp_path: Path, locking: Callable[[], AbstractContextManager[None]]) -> None:
+WHOLE = ("PRAGMA locking_mode=EXCLUSIVE", "BEGIN EXCLUSIVE")
+
+
+def test_a_locked_file_is_called_locked(tmp_path: Path) -> None:
     ItemStore(tmp_path / FILE).close()
-    with locking(), pytest.raises(ValueError, match="items.sqlite is locked by another process: end that") as refusal:
+    with (
+        locked(tmp_path, *WHOLE),
+        pytest.raises(ValueError, match="items.sqlite is locked by another process: end that") as refusal,
+    ):
         ItemStore(tmp_path / FILE)
     assert not isinstance(refusal.value, CorruptFileError)
     ItemStore(tmp_path / FILE).close()
 
 
-def test_a_lock_that_lets_others_read_is_met_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
+def test_a_lock_that_lets_others_read_is_met_at_the_start(tmp_path: Path) -> None:
     ItemStore(tmp_path / FILE).close()
-    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+    with locked(tmp_path, "BEGIN EXCLUSIVE"):
         with pytest.raises(ValueError, match="locked by another process"):
             ItemStore(tmp_path / FILE)
         ItemStore(tmp_path / FILE, read_only=True).close()
-
-
-def test_what_another_process_locks_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
-    store = ItemStore(tmp_path / FILE)
-    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(Refusal, match="another process has locked the database") as refused:
-            store.write([item("a")])
-        assert (refused.value.kind, refused.value.after) == ("busy", 1)
-        assert store.get("a") is None
-    store.write([item("a")])
-    assert store.check() == []
-    store.close()
 
 
 def test_a_full_disk_of_a_copy_is_not_taken_for_the_disk_of_the_gallery(tmp_path: Path) -> None:
@@ -305,10 +262,9 @@ def test_a_full_disk_of_a_copy_is_not_taken_for_the_disk_of_the_gallery(tmp_path
 def test_a_file_that_cannot_be_written_is_called_that(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 2**20):
         path = tmp_path / "disk" / FILE
-        store = ItemStore(path)
-        store.write([item("a")])
-        left = shutil.copytree(path.parent, tmp_path / "left")  # the log and its memory, as a kill leaves them
-        store.close()
+        with closing(ItemStore(path)) as store:
+            store.write([item("a")])
+            left = shutil.copytree(path.parent, tmp_path / "left")  # the log and its memory, as a kill leaves them
         for is_killed in (False, True):
             if is_killed:
                 shutil.copytree(left, path.parent, dirs_exist_ok=True)
@@ -316,43 +272,34 @@ def test_a_file_that_cannot_be_written_is_called_that(tmp_path: Path) -> None:
             with pytest.raises(OSError, match=r"items.sqlite cannot be written .*: mount .*disk writable, for this"):
                 ItemStore(path)
             subprocess.run(["mount", "-o", "remount,rw", str(path.parent)], check=True)
-        store = ItemStore(path)
-        assert store.get("a") == item("a")
-        store.close()
+        with closing(ItemStore(path)) as store:
+            assert store.get("a") == item("a")
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_FSYNC])
 def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int) -> None:
-    store, error = ItemStore(tmp_path / FILE), sqlite3.OperationalError("disk I/O error")
+    error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = code
-    with (
-        pytest.raises(
-            OSError, match=r"items.sqlite cannot be used \(disk I/O error\): check the disk and its free space"
-        ),
-        explain_errors(store.path),
-    ):
+    said = r"items.sqlite cannot be used \(disk I/O error\): check the disk and its free space"
+    with pytest.raises(OSError, match=said), explain_errors(tmp_path / FILE):
         raise error
-    store.close()
 
 
 def test_a_file_that_cannot_be_read_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ItemStore(tmp_path / FILE).close()
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with (
-        pytest.raises(OSError, match=r"items.sqlite cannot be read .*: give this user the right"),
-        explain_errors(tmp_path / FILE),
-    ):
+    said = r"items.sqlite cannot be read .*: give this user the right"
+    with pytest.raises(OSError, match=said), explain_errors(tmp_path / FILE):
         raise sqlite3.OperationalError("unable to open database file")
 
 
-def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
+def test_all_that_is_known_of_images_counts(store: ItemStore) -> None:
     known = Images(2, 0.5, 3.0, b"contents" * 2, '["a.jpg", "b.jpg"]', b"sums")
     others = [Images(), replace(known, count=3), replace(known, resultant=0.25), replace(known, least_kappa=None)]
     others += [replace(known, paths="[]")]
     others += [replace(known, contents=b"contents"), replace(known, sums=None), replace(known, sums=b"")]
     hashes = {item("a", images=images).sha256 for images in (known, *others)}
     assert len(hashes) == 1 + len(others)
-    store = ItemStore(tmp_path / "items.sqlite")
     for images in (known, *others):
         (change,) = store.write([item("a", images=images)])
         assert store.get("a") == item("a", images=images)
@@ -362,21 +309,14 @@ def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
         assert store.infos_of([change.key, 99]) == infos
         assert item("a", images=images).least_kappa == least
     assert store.check() == []
-    for column in (
-        "images = 9",
-        "resultant = 0.1",
-        "least_kappa = 1.0",
-        "contents = x'00'",
-        "paths = '[]'",
-        "sums = x'00'",
-    ):
+    altered = {"images": 9, "resultant": 0.1, "least_kappa": 1.0, "contents": b"\0", "paths": "[]", "sums": b"\0"}
+    for column, value in altered.items():
         store.write([item("a", images=known)])
-        store._writer.execute(f"UPDATE items SET {column}")
+        store._writer.execute(f"UPDATE items SET {column} = ?", (value,))
         with pytest.raises(CorruptFileError, match="rows a are altered"):
             store.check()
         store.write([item("a")])
         store.write(["a"])
-    store.close()
 
 
 def test_the_facts_of_a_snapshot_are_those_of_its_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,13 +355,12 @@ def damaged(path: Path, whole: bytes, content: dict[str, Item]) -> bool:
 
 
 def no_flip_and_no_cut_passes(folder: Path, flips: int, cuts: int) -> None:
-    path, draw = folder / "items.sqlite", random.Random(0)
-    store = ItemStore(path)
+    path, draw = folder / FILE, random.Random(0)
     content = {str(number): item(str(number), number) for number in range(30)}
     fused = Images(2, 0.9, 3.5, b"contents" * 2, sums=np.arange(2.0 + DIMENSION).tobytes())
     content |= {str(number): item(str(number), number, images=fused) for number in range(30, 40)}
-    store.write(content.values())
-    store.close()
+    with closing(ItemStore(path)) as store:
+        store.write(content.values())
     whole = path.read_bytes()
     for _ in range(flips):
         changed = bytearray(whole)
@@ -474,14 +413,13 @@ def nothing_is_lost_by_kills(folder: Path, kills: int) -> None:
         numbers = [int(line) for line in lines if line.endswith("\n")]
         acknowledged |= set(numbers)
         first = max(acknowledged) + 2  # the one after the last may be there or not
-        store = ItemStore(path)
-        assert store.check() == []
         found = {number: set() for number in acknowledged}
-        for _, there in store.items_by_key():
-            number, half = there.id.split("-")
-            assert there.embedding[0] == int(number)
-            found.setdefault(int(number), set()).add(half)
-        store.close()
+        with closing(ItemStore(path)) as store:
+            assert store.check() == []
+            for _, there in store.items_by_key():
+                number, half = there.id.split("-")
+                assert there.embedding[0] == int(number)
+                found.setdefault(int(number), set()).add(half)
         for number, halves in found.items():
             if number in acknowledged:
                 assert halves == ({"b"} if number % 7 == 0 else {"a", "b"})

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from lam.cli import main
-from lam.runs.config import RunConfig
 from lam.runs.finished import Run
 from lam.service.engine import Engine
 from lam.tuning.ambiguity import SEVERAL, UNSEEN
@@ -76,9 +75,3 @@ def test_search_and_embed_say_which_it_is(folder: Path, tmp_path: Path, lam: Lam
     assert made["p_known"][0] == pytest.approx(entry["p_known"])
     assert made["kappa_aleatoric"].shape == made["kappa_epistemic"].shape == (1,)
     lam("index", folder, "--embeddings", tmp_path / "made.npz", "--quiet")
-
-
-def test_a_reference_below_none_is_refused() -> None:
-    settings = {"data": {"name": "digits"}, "network": {"name": "convnet28"}, "method": "deterministic"}
-    with pytest.raises(ValueError, match=r"ambiguity.reference must be at least 0, got -1"):
-        RunConfig.parsed({**settings, "ambiguity": {"learn": True, "reference": -1}})

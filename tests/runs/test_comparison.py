@@ -137,20 +137,18 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     finished_run: FinishedRun, others: dict[str, Path], run_copy: Path, tmp_path: Path
 ) -> None:
     output, folder, other = tmp_path / "comparison", finished_run.folder, others["again"]
-    with pytest.raises(ValueError, match="comparing needs 2 to 24 runs, got 1"):
-        compare([folder], output)
-    with pytest.raises(ValueError, match="comparing needs 2 to 24 runs, got 25"):
-        compare([folder] * 25, output)
-    with pytest.raises(ValueError, match="run is given twice: give each run once"):
-        compare([folder, other, folder.parent / "." / "run"], output)
-    with pytest.raises(ValueError, match="is not a run of lam"):
-        compare([folder, tmp_path], output)
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="thesis holds files that are not a comparison: give another --output"):
-        compare([folder, other], tmp_path / "thesis")
-    with pytest.raises(ValueError, match=r"thesis\.tex is a file: give another --output"):
-        compare([folder, other], tmp_path / "thesis" / "thesis.tex")
+    (thesis := tmp_path / "thesis" / "thesis.tex").parent.mkdir()
+    thesis.write_text("years of work")
+    for runs, place, message in (
+        ([folder], output, "comparing needs 2 to 24 runs, got 1"),
+        ([folder] * 25, output, "comparing needs 2 to 24 runs, got 25"),
+        ([folder, other, folder.parent / "." / "run"], output, "run is given twice: give each run once"),
+        ([folder, tmp_path], output, "is not a run of lam"),
+        ([folder, other], thesis.parent, "thesis holds files that are not a comparison: give another --output"),
+        ([folder, other], thesis, r"thesis\.tex is a file: give another --output"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare(runs, place)
     with (run_copy / CURVES).open("r+b") as stream:
         stream.write(b"x")
     with pytest.raises(CorruptFileError, match="curves.safetensors is truncated or altered"):
@@ -181,13 +179,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     ],
 )
 def test_runs_on_different_data_or_evaluations_are_refused(
-    file: str,
-    place: str,
-    value: object,
-    named: str | None,
-    finished_run: FinishedRun,
-    run_copy: Path,
-    tmp_path: Path,
+    file: str, place: str, value: object, named: str | None, finished_run: FinishedRun, run_copy: Path, tmp_path: Path
 ) -> None:
     content = section = yaml.safe_load((run_copy / file).read_text())
     *above, last = place.split("/")

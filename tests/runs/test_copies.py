@@ -35,10 +35,12 @@ def _splits(folder: Path, parts: dict[str, list[tuple[str, str]]]) -> Splits:
     """Splits of image files by name and label."""
     made = {}
     for part, named in parts.items():
-        paths = [folder / name for name, _ in named]
-        labels = torch.tensor(["ab".index(label) for _, label in named])
-        made[part] = FolderImages(paths, labels, name="images", classes=["a", "b"], preprocessing=SIZED)
+        made[part] = _images([folder / name for name, _ in named], ["ab".index(label) for _, label in named])
     return Splits(**made)
+
+
+def _images(paths: list[Path], labels: list[int]) -> FolderImages:
+    return FolderImages(paths, torch.tensor(labels), name="images", classes=["a", "b"], preprocessing=SIZED)
 
 
 @pytest.fixture
@@ -61,10 +63,7 @@ def copied(tmp_path: Path) -> Splits:
 def test_exact_copies_are_found_with_their_originals(copied: Splits, tmp_path: Path) -> None:
     copies = find_copies(copied, {}, {})
     found = {(copy.kind, Path(copy.path).name, Path(copy.path_of_original).name) for copy in copies}
-    assert found == {
-        ("exact", "same.png", "0.png"),
-        ("exact", "mislabelled.png", "1.png"),
-    }
+    assert found == {("exact", "same.png", "0.png"), ("exact", "mislabelled.png", "1.png")}
     remark = remark_on(copies, "keep")
     assert remark is not None
     assert "2 exact copies (2 in another split, 1 under another label)" in remark
@@ -86,11 +85,7 @@ def test_dropping_leaves_one_of_each_content_and_none_of_a_contradiction(copied:
 def test_copies_in_an_ood_set_are_counted_apart_and_dropped(copied: Splits, tmp_path: Path) -> None:
     _image(7).save(tmp_path / "stranger.png")
     paths = [tmp_path / name for name in ("5.png", "stranger.png", "stranger.png", "near.jpg")]
-    ood = {
-        "others": FolderImages(
-            paths, torch.zeros(4, dtype=torch.int64), name="images", classes=[""], preprocessing=SIZED
-        )
-    }
+    ood = {"others": _images(paths, [0] * 4)}
     hashes, _ = check_files([*copied.parts().values(), *ood.values()], progress=False)
     copies = find_copies(copied, ood, hashes)
     outside = [(copy.kind, Path(copy.path).name, copy.part_of_original) for copy in copies if "OOD" in copy.part]
@@ -106,12 +101,10 @@ def test_copies_in_an_ood_set_are_counted_apart_and_dropped(copied: Splits, tmp_
 
 def test_texts_are_compared_as_they_are_read_and_answers_are_not() -> None:
     asked = torch.tensor([True, True, False])
-    parts = {
-        name: Texts(
-            [f"where is {name}?", "where is my parcel?", "On its way."], torch.tensor([0, 1, 1]), is_query=asked
-        )
-        for name in ("train", "validation", "test")
-    }
+    parts = {}
+    for name in ("train", "validation", "test"):
+        texts = [f"where is {name}?", "where is my parcel?", "On its way."]
+        parts[name] = Texts(texts, torch.tensor([0, 1, 1]), is_query=asked)
     copies = find_copies(Splits(**parts, answers=True), {}, {})
     assert [(copy.part, copy.part_of_original) for copy in copies] == [("validation", "test"), ("train", "test")]
 

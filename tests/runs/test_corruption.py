@@ -36,10 +36,8 @@ def test_kinds_are_the_four_unless_others_are_asked_for():
     assert corruptions_of(images) == KINDS == ("noise", "blur", "contrast", "crop")
     assert corruptions_of(texts) == corruptions_of(texts, "all") == TEXT_KINDS
     assert corruptions_of(images, "all") == (*KINDS, *published_kinds(1))
-    assert corruptions_of(datasets.TensorImages(torch.rand(2, 3, 8, 8), torch.arange(2)), "all") == (
-        *KINDS,
-        *PUBLISHED_KINDS,
-    )
+    colours = datasets.TensorImages(torch.rand(2, 3, 8, 8), torch.arange(2))
+    assert corruptions_of(colours, "all") == (*KINDS, *PUBLISHED_KINDS)
     assert corruptions_of(images, "snow") == ("snow",)
     for kinds, message in (
         (["rain"], r"of images of shape \(1, 8, 8\) must be all, or some of noise, blur, contrast, crop, gauss"),
@@ -57,9 +55,8 @@ def test_kinds_are_the_four_unless_others_are_asked_for():
 def test_a_run_measures_the_kinds_that_it_is_asked_for(tmp_path):
     settings = ["--training.epochs=1", "--evaluation.corrupted=6", "--evaluation.n_samples=4", "--accelerator=cpu"]
     folder = [f"--output={tmp_path / 'run'}"]
-    with pytest.raises(
-        ValueError, match="evaluation.corruptions of images of .* must be all, or some of .*, got words"
-    ):
+    said = "evaluation.corruptions of images of .* must be all, or some of .*, got words"
+    with pytest.raises(ValueError, match=said):
         run(load_config("digits laplace_posthoc", [*settings, *folder, "--evaluation.corruptions=[words]"]))
     assert not (tmp_path / "run").exists()
     every = load_config("digits laplace_posthoc", [*settings, *folder, "--evaluation.corruptions=all"])

@@ -46,14 +46,6 @@ def test_a_setting_that_is_gone_is_another_run(tmp_path: Path) -> None:
         refuse_other_run(tmp_path / "run", settings)
 
 
-def test_a_network_that_the_method_cannot_use_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="mc_dropout needs a network with dropout layers .*network.options.dropout=0.05"
-    ):
-        run(load_config("digits mc_dropout", ["--network.options={}", f"--output={tmp_path / 'run'}"]), progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_place_that_cannot_be_written_is_refused_before_the_data_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -62,11 +63,14 @@ class Outline(HTMLParser):
         assert not self._open
 
 
-def outline(path: Path) -> Outline:
-    parsed = Outline()
-    parsed.feed(path.read_text(encoding="utf-8"))
+def report(folder: Path, **given: Any) -> tuple[str, Outline, dict[str, list[str]]]:
+    """A report of what is given: its text, its outline, and the cells of its rows by the first."""
+    path, parsed = folder / "report.html", Outline()
+    write_report(path, **{"title": "A run", **given})
+    text = path.read_text(encoding="utf-8")
+    parsed.feed(text)
     parsed.close()
-    return parsed
+    return text, parsed, {row[0]: row[1:] for row in parsed.rows}
 
 
 @pytest.fixture
@@ -77,13 +81,10 @@ def picture(tmp_path: Path) -> Path:
 
 
 def test_a_whole_report(tmp_path: Path, picture: Path) -> None:
-    path = tmp_path / "report.html"
     configuration = {"data": {"name": "digits", "sizes": [1, 2]}, "seed": 0, "empty": {}}
     plots = [Plot("ROC", "How many are flagged.", picture)]
-    write_report(path, title="A run", metrics=METRICS, plots=plots, configuration=configuration, notes=["A note."])
-    text, parsed = path.read_text(encoding="utf-8"), outline(path)
-
-    rows = {row[0]: row[1:] for row in parsed.rows}
+    given = {"metrics": METRICS, "plots": plots, "configuration": configuration, "notes": ["A note."]}
+    text, _, rows = report(tmp_path, **given)
     assert rows["recall@1"][:2] == ["0.8123", "↑ higher is better"]
     assert rows["mAP@10"][0] == "0.7512"
     assert rows["ECE"][:2] == ["–", "↓ lower is better"]
@@ -96,20 +97,15 @@ def test_a_whole_report(tmp_path: Path, picture: Path) -> None:
     assert rows["cosine to near training features"] == ["0.9973", "0.9961", "–", "–"]
     assert rows["my score"] == ["–", "–", "–", "0.4200"]
     assert (rows["train"][0], rows["tune"][0], rows["fit"][0]) == ("1.2 min", "2 h 00 min", "4.1 s")
-    assert (rows["data.name"], rows["data.sizes"], rows["seed"], rows["empty"]) == (
-        ["digits"],
-        ["[1, 2]"],
-        ["0"],
-        ["{}"],
-    )
+    for name, value in (("data.name", "digits"), ("data.sizes", "[1, 2]"), ("seed", "0"), ("empty", "{}")):
+        assert rows[name] == [value]
     assert "A note." in text
     assert re.search(r'class="number best">0\.9973<', text)
     assert not re.search(r'class="number best">0\.9710<', text)
 
 
 def test_the_first_ood_set_is_named_like_the_others(tmp_path: Path) -> None:
-    write_report(tmp_path / "report.html", title="A run", metrics=METRICS, ood_set="digits_patches")
-    rows = {row[0]: row[1:] for row in outline(tmp_path / "report.html").rows}
+    _, _, rows = report(tmp_path, metrics=METRICS, ood_set="digits_patches")
     assert rows[""] == ["digits patches (prevalence 0.500)", "digits held out"]
 
 
@@ -118,17 +114,14 @@ def test_tuning_and_corruption_have_tables_of_their_own(tmp_path: Path) -> None:
     metrics |= {f"corruption_{name}_recall@1": 0.9 for name in ("clean", "noise_1", "noise_2", "blur_1", "blur_2")}
     metrics |= {f"corruption_{name}_kappa": 3e5 for name in ("clean", "noise_1", "noise_2", "blur_1", "blur_2")}
     metrics |= {"corruption_noise_trend": 0.93, "corruption_blur_trend": None}
-    write_report(tmp_path / "report.html", title="A run", metrics=metrics)
-    text, parsed = (tmp_path / "report.html").read_text(encoding="utf-8"), outline(tmp_path / "report.html")
-    rows = {row[0]: row[1:] for row in parsed.rows}
+    text, _, rows = report(tmp_path, metrics=metrics)
     assert rows["likelihood scale s"][0] == "1.78e6"
     assert rows["kind"] == ["clean", "1", "2", "clean", "1", "2", "trend of κ"]
     assert rows["noise"] == ["0.900"] * 3 + ["3.00e5"] * 3 + ["0.93"]
     assert rows["blur"][-1] == "–"
     assert "−1 if κ falls with every step" in text
     bare = {name: value for name, value in metrics.items() if name.endswith("recall@1")}
-    write_report(tmp_path / "report.html", title="A run", metrics=bare)
-    rows = {row[0]: row[1:] for row in outline(tmp_path / "report.html").rows}
+    _, _, rows = report(tmp_path, metrics=bare)
     assert rows["noise"] == ["0.900"] * 3
 
 
@@ -137,46 +130,41 @@ def test_parts_of_kappa_and_classes_never_trained_on_have_columns_and_a_table(tm
     metrics |= {"corruption_blur_trend": -0.5, "corruption_blur_trend_kappa_aleatoric": -0.75}
     metrics |= {"r_auroc": 0.8, "r_auroc_margin": 0.7, "r_auroc@unseen": 0.61, "r_auroc_margin@unseen": 0.62}
     metrics |= {"mann_whitney_p": 0.03, "mann_whitney_p_margin": 2e-9, "unseen_recall@1": 0.55}
-    write_report(tmp_path / "report.html", title="A run", metrics=metrics)
-    parsed, text = outline(tmp_path / "report.html"), (tmp_path / "report.html").read_text(encoding="utf-8")
-    rows = [[row[0], *row[1:]] for row in parsed.rows]
-    assert ["blur", "0.900", "0.900", "-0.50", "-0.75"] in [[cell.replace("−", "-") for cell in row] for row in rows]
-    assert ["margin of the first hit over another class", "0.7000", "< 0.0001"] in rows
-    assert ["margin of the first hit over another class", "0.6200"] in rows
+    text, parsed, _ = report(tmp_path, metrics=metrics)
+    rows = [[cell.replace("−", "-") for cell in row] for row in parsed.rows]
+    assert ["blur", "0.900", "0.900", "-0.50", "-0.75"] in rows
+    for cells in (["0.7000", "< 0.0001"], ["0.6200"]):
+        assert ["margin of the first hit over another class", *cells] in rows
     assert "Classes never trained on" in text
     assert not re.search(r'class="number best">&lt; 0', text)
 
 
 def test_it_needs_no_script_and_no_other_host(tmp_path: Path, picture: Path) -> None:
-    path = tmp_path / "report.html"
-    write_report(path, title="A run", metrics=METRICS, plots=[Plot("ROC", "", picture)])
-    parsed = outline(path)
+    text, parsed, _ = report(tmp_path, metrics=METRICS, plots=[Plot("ROC", "", picture)])
     picture.unlink()
     assert "script" not in parsed.tags
     assert "link" not in parsed.tags
     assert len(parsed.addresses) == 1
     assert parsed.addresses[0].startswith("data:image/png;base64,")
-    assert not re.search(r"https?:|@import|url\(", path.read_text(encoding="utf-8"))
-    assert "default-src 'none'" in path.read_text(encoding="utf-8")
+    assert not re.search(r"https?:|@import|url\(", text)
+    assert "default-src 'none'" in text
 
 
 def test_everything_is_escaped(tmp_path: Path, picture: Path) -> None:
     evil = '"><script>alert(1)</script>&'
-    write_report(
-        tmp_path / "report.html",
+    text, parsed, _ = report(
+        tmp_path,
         title=evil,
         metrics={evil: 1.0, f"auroc_{evil}": 0.5, f"auroc@{evil}": 0.5, f"seconds_{evil}": 1.0},
         plots=[Plot(evil, evil, picture)],
         configuration={evil: {evil: evil}},
         notes=[evil],
     )
-    parsed = outline(tmp_path / "report.html")
     assert "script" not in parsed.tags
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("alert(1)") >= 9
+    assert text.count("alert(1)") >= 9
 
 
 def test_sections_without_content_are_left_out(tmp_path: Path) -> None:
-    write_report(tmp_path / "report.html", title="Nothing yet", metrics={})
-    parsed = outline(tmp_path / "report.html")
+    _, parsed, _ = report(tmp_path, title="Nothing yet", metrics={})
     assert "h1" in parsed.tags
     assert not {"section", "table", "figure"} & set(parsed.tags)

@@ -99,12 +99,9 @@ def test_one_image_is_one_row_whatever_it_is_called(run_copy: Path, flat_folder:
     assert sorted(item.id for item in search(run_copy, flat_folder / "0.png", k=100).items[0]) == first
 
 
-def test_k_below_one_is_refused(run_copy: Path, flat_folder: Path) -> None:
+def test_what_is_no_image_is_named_and_k_below_one_is_refused(run_copy: Path, flat_folder: Path) -> None:
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         search(run_copy, flat_folder / "0.png", k=0)
-
-
-def test_what_is_no_image_is_named(run_copy: Path, flat_folder: Path) -> None:
     (flat_folder / "notes.png").write_text("milk, bread")
     for act in (
         lambda: index_images(run_copy, flat_folder, progress=False),

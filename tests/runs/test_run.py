@@ -62,13 +62,6 @@ def test_the_folder_holds_everything(finished_run: FinishedRun) -> None:
     assert not (folder / "seconds.json").exists()
 
 
-@pytest.mark.long
-def test_what_its_gallery_is_stays_with_a_run(finished_run: FinishedRun, tmp_path: Path) -> None:
-    assert Run(finished_run.folder).gallery_kind == "classes"
-    result = run(tiny(tmp_path / "run", "--data.gallery=identities", "--training.epochs=1"), progress=False)
-    assert Run(result.folder).gallery_kind == "identities"
-
-
 def test_metrics_are_flat_and_complete(finished_run: FinishedRun) -> None:
     metrics = json.loads((finished_run.folder / "metrics.json").read_text())
     wanted = {*RETRIEVAL, *OOD, *(f"{name}@digits_held_out" for name in OOD)}
@@ -110,12 +103,6 @@ def test_the_same_settings_give_the_same_run(finished_run: FinishedRun, tmp_path
     assert measured(result.folder) == measured(finished_run.folder)
     assert posterior_bytes(result.folder) == posterior_bytes(finished_run.folder)
     assert result.report.is_file()
-
-
-@pytest.mark.long
-def test_another_seed_gives_another_run(finished_run: FinishedRun, tmp_path: Path) -> None:
-    result = run(tiny(tmp_path / "other", "--seed=1"), progress=False)
-    assert posterior_bytes(result.folder) != posterior_bytes(finished_run.folder)
 
 
 def test_a_finished_run_is_not_touched_again(
@@ -240,14 +227,18 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         _ = Run(tmp_path / "missing").encoder
 
 
+def reported(run: Path, test: datasets.TensorImages, evaluation: Any, *notes: str, **outside: Any) -> Any:
+    """The pictures of a report on an evaluation, in the folder of the run."""
+    configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
+    splits, encoder = datasets.Splits(test, test, test, notes=notes), Run(run).encoder
+    return write_plots_and_report(run, configuration, evaluation.metrics, encoder, evaluation, {}, splits, outside)
+
+
 @pytest.mark.filterwarnings("ignore:κ is 1e-06 for all 4 queries")
 def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
-    encoder = Run(run_copy).encoder
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.arange(4))
-    evaluation = evaluate(encoder, DataLoader(test, batch_size=4), n_samples=4)
-    splits = datasets.Splits(test, test, test, notes=("a.csv is read as values separated by tabs",))
-    configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
-    plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, splits, {})
+    evaluation = evaluate(Run(run_copy).encoder, DataLoader(test, batch_size=4), n_samples=4)
+    plots = reported(run_copy, test, evaluation, "a.csv is read as values separated by tabs")
     assert {path.stem for path in plots} == {"extremes", "kappa", "tuning"}
     report = (run_copy / "report.html").read_text(encoding="utf-8")
     assert "4 queries have no relevant item" in report
@@ -268,17 +259,12 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
         Image.new("L", (1, 1)).save(path)
 
     monkeypatch.setattr("lam.runs.report.plot_extremes", remembered)
-    encoder = Run(run_copy).encoder
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
     outside = datasets.TensorImages(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))
     loaders = [DataLoader(images, batch_size=4) for images in (test, outside)]
-    evaluation = evaluate(encoder, loaders[0], {"noise": loaders[1]}, n_samples=4)
+    evaluation = evaluate(Run(run_copy).encoder, loaders[0], {"noise": loaders[1]}, n_samples=4)
     evaluation.ood_embeddings["noise"].kappa[1] = 1e-7
-    configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
-    splits = datasets.Splits(test, test, test)
-    write_plots_and_report(
-        run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, splits, {"noise": outside}
-    )
+    reported(run_copy, test, evaluation, noise=outside)
     assert drawn["extremes"]["kappa"].equal(evaluation.embeddings.kappa)
     assert all(isinstance(verdict, bool) for verdict in drawn["extremes"]["verdict"])
     together = drawn["extremes_ood"]
@@ -346,6 +332,7 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
         (["--method.curvature=supcon"], "SupConCurvature needs a temperature"),
         (["--training.temperature=-1"], "training.temperature must be positive and finite, got -1"),
         (["--training.per_class=2", "--training.batch_size=64"], "= 32 classes, .* got 8:"),
+        (["--method.name=mc_dropout", "--network.options={}"], "needs a network with dropout .*options.dropout=0.05"),
         (["--method.name=knn_distance", "--method.k=61", "--data.limit=60"], "at least k = 61 items, got 60"),
         (["--ambiguity.learn=true", "--data.limit=16"], "at least 20 items with a match, got 16"),
     ],

@@ -63,14 +63,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_any_work(tmp_path: Pat
     with pytest.raises(ValueError, match=message):
         run(tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'wide.pth'}"), progress=False)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="list.pth holds no state_dict of tensors"):
-        load_weights(network, tmp_path / "list.pth")
-    with pytest.raises(ValueError, match="noise.safetensors holds no plain weights"):
-        load_weights(network, tmp_path / "noise.safetensors")
-    with pytest.raises(ValueError, match="missing.pth does not exist"):
-        load_weights(network, tmp_path / "missing.pth")
-    with pytest.raises(ValueError, match="is a folder: give a file of weights, such as RUN/encoder"):
-        load_weights(network, tmp_path)
     write_tensors(tmp_path / "tensors.safetensors", {"last/network/head.weight": torch.zeros(2)})
-    with pytest.raises(ValueError, match="from an unfinished training: .*`lam run`"):
-        load_weights(network, tmp_path / "tensors.safetensors")
+    for name, message in (
+        ("list.pth", "list.pth holds no state_dict of tensors"),
+        ("noise.safetensors", "noise.safetensors holds no plain weights"),
+        ("missing.pth", "missing.pth does not exist"),
+        ("", "is a folder: give a file of weights, such as RUN/encoder"),
+        ("tensors.safetensors", "from an unfinished training: .*`lam run`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_weights(network, tmp_path / name)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 import lam
@@ -19,7 +18,6 @@ from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.index.checks import unit_vectors
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
-from lam.runs.config_files import load_config, shipped
 from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.utils.files import read_json
@@ -176,17 +174,3 @@ def _write_images(folder: Path, items: Dataset) -> None:
     folder.mkdir(parents=True)
     for row in range(len(items)):
         Image.fromarray((items[row][0][0] * 255).round().to(torch.uint8).numpy()).save(folder / f"{row}.png")
-
-
-@pytest.mark.parametrize("share", ["1.0", "-0.1", "2"])
-def test_a_share_outside_its_range_is_refused(share: str, tmp_path: Path, lam: Lam) -> None:
-    said = lam("run", "digits", "norm", f"--data.strangers={share}", f"--output={tmp_path / 'run'}", code=1).err
-    assert "data.strangers must be a share of the classes in [0, 1), got " in said
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_authors_settings_set_none_aside() -> None:
-    for data in shipped("paper"):
-        if data != "msls":  # its images are of places, which have no classes
-            assert load_config(f"{data} laplace_posthoc --paper").data.strangers == 0, data
-    assert yaml.safe_load(yaml.safe_dump(load_config("digits norm").resolved()))["data"]["strangers"] is None

@@ -2,6 +2,9 @@
 
 import asyncio
 import base64
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from lam.service.app import Sites, site_of
 from lam.service.engine import Engine
 from lam.service.keys import Keys
 from lam.service.limits import Limits
+from lam.service.settings import ServiceSettings
 
 HOST = "http://127.0.0.1"
 PNG = {"content-type": "image/png"}
@@ -32,6 +36,13 @@ def create_app(engine: Engine, *, keys: Keys | None = None, log: Any = None) -> 
 def client_of(engine: Engine, *, key: str | None = None, keys: Keys | None = None, log: Any = None) -> TestClient:
     keys = keys if key is None else Keys({key: "admin"})
     return TestClient(create_app(engine, keys=keys, log=log), base_url=HOST, raise_server_exceptions=False)
+
+
+@contextlib.contextmanager
+def opened(run: Path, settings: ServiceSettings | None = None, **options: Any) -> Iterator[tuple[TestClient, Engine]]:
+    """A client of a run, and its engine, until the end of the block."""
+    with contextlib.closing(Engine(run, settings, **options)) as engine:
+        yield client_of(engine), engine
 
 
 def embedding(dimension: int, axis: int = 0, kappa: float = 50.0, **fields: Any) -> dict[str, Any]:

@@ -70,6 +70,11 @@ class Browser:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
+    def call(self, function: str, *values: Any) -> Any:
+        """The value of a function of one of the page's modules, such as `words.verdictOf`."""
+        module, _, name = function.partition(".")
+        return self.run(f"import('/{module}.js').then((found) => found.{name}(...{json.dumps(values)}))")
+
     def wait(self, condition: str) -> None:
         """Wait until an expression holds."""
         until = time.monotonic() + _PATIENCE
@@ -82,11 +87,11 @@ class Browser:
         """What an element says."""
         return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
 
-    def choose(self, selector: str, file: Path) -> None:
-        """Give a file to an input."""
+    def choose(self, selector: str, *files: Path) -> None:
+        """Give files to an input."""
         root = self("DOM.getDocument")["root"]["nodeId"]
         node = self("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
-        self("DOM.setFileInputFiles", files=[str(file)], nodeId=node)
+        self("DOM.setFileInputFiles", files=[str(file) for file in files], nodeId=node)
 
     def press(self, key: str) -> None:
         """Press a key, and let go of it."""

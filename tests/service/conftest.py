@@ -16,6 +16,7 @@ from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
 from tests.conftest import FinishedRun, unrendered_pictures
 from tests.milvus_servers import CONTRACTS, MilvusLite, lite_or_own
+from tests.runs.conftest import lam  # noqa: F401 - a fixture
 from tests.service.asking import client_of
 from tests.text_runs import faq, text_run
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,34 @@ class Served:
     def files(self) -> int:
         """How many it has open."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+
+def until(holds: Callable[[], object], *, seconds: float = 20.0) -> None:
+    """Wait until something holds, which must be so within some seconds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def at_once(jobs: Iterable[Callable[[], object]]) -> Iterator[None]:
+    """Do jobs beside the block, each in a thread of its own, and wait for their ends."""
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def items_in(run: Path) -> list[Item]:
+    """Items of a run that nobody serves, each row checked."""
+    with contextlib.closing(ItemStore(run / GALLERY / FILE)) as store:
+        assert store.check() == []
+        return [item for _, item in store.items_by_key()]
 
 
 class Watch:
@@ -177,8 +205,6 @@ def served(run: Path, *module: str, files: int | None = None, **environment: str
     begun, module = time.monotonic(), module or ("tests.service.serve_quickly",)
     with started(*module, run=run, files=files, **environment) as (process, address, log):
         found = Served(process, int(address.rpartition(":")[2]), log)
-        until = time.monotonic() + 20
-        while found.ask("GET", "/v1/ready")[0] != 200 and time.monotonic() < until:
-            time.sleep(0.02)
+        until(lambda: found.ask("GET", "/v1/ready")[0] == 200, seconds=60.0)
         found.seconds = time.monotonic() - begun
         yield found

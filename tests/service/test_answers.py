@@ -54,10 +54,8 @@ def made(shared_engine: Engine) -> Calibration:
 
 def test_steps_of_the_accept_threshold_are_of_rate_and_of_recall(made: Calibration) -> None:
     generator = torch.Generator().manual_seed(0)
-    strangers, right = (
-        torch.rand(500, generator=generator).double(),
-        torch.rand(300, generator=generator).double() + 0.5,
-    )
+    strangers = torch.rand(500, generator=generator).double()
+    right = torch.rand(300, generator=generator).double() + 0.5
     wrong = torch.full((20,), -torch.inf, dtype=torch.float64)
     (acceptance, *_) = made.acceptances
     finds_right = replace(
@@ -96,16 +94,19 @@ def image(shared_engine: Engine) -> Query:
     return query
 
 
+def answer_of(responder: Responder, query: Query, hits: Hits, described: Any, **options: Any) -> dict[str, Any]:
+    answer = responder.answer(
+        Search(query, hits.ids.shape[1] or 10, **options), query, hits, described, size=60 * bool(described)
+    )
+    return json.loads(answer.to_json())
+
+
 def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
     hits, described = engine.gallery.search(replace(query.embedding, samples=None), 10)
-    return json.loads(
-        Responder(made, 3).answer(Search(query, 10, **options), query, hits, described, size=60).to_json()
-    )
+    return answer_of(Responder(made, 3), query, hits, described, **options)
 
 
-def thresholds_of(responder: Responder) -> dict[str, Any]:
-    assert responder.thresholds is not None
-    return responder.thresholds.model_dump()
+NO_HITS = Hits(torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0), torch.empty(1, 0))
 
 
 def surest(engine: Engine, made: Calibration) -> Query:
@@ -122,7 +123,9 @@ def test_thresholds_are_those_in_force_for_the_query(
     made = replace(made, flag=flag)
     answer = said(shared_engine, made, image)
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (flag, flag)
-    assert answer["threshold"] == thresholds_of(Responder(made, 3))
+    in_force = Responder(made, 3).thresholds
+    assert in_force is not None
+    assert answer["threshold"] == in_force.model_dump()
     answer = said(shared_engine, made, replace(image, features=None))
     of_vectors = "kappa" if flag == "kappa" else "mean_cosine"
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (of_vectors, of_vectors)
@@ -133,12 +136,8 @@ def test_thresholds_are_those_in_force_for_the_query(
 @pytest.mark.parametrize("flag", ["kappa", "knn", "combined", "cosine"])
 def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image: Query, flag: Any) -> None:
     """What is flagged by its hits is flagged by something else where there are none, on another scale."""
-    nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
     for query in (image, replace(image, features=None)):
-        hits = Hits(none, nothing, nothing)
-        answer = json.loads(
-            Responder(replace(made, flag=flag), 3).answer(Search(query, 10), query, hits, {}, size=0).to_json()
-        )
+        answer = answer_of(Responder(replace(made, flag=flag), 3), query, NO_HITS, {})
         in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
         assert (answer["flagged_by"], answer["threshold"]["flag"]) == (in_force, in_force)
         assert answer["threshold"]["flag_above"] == made.detector.conformal_scores(in_force).threshold(made.targets.ood)
@@ -176,9 +175,7 @@ def test_a_first_hit_without_a_label_is_accepted_alone(shared_engine: Engine, ma
     query = surest(shared_engine, made)
     hits, described = shared_engine.gallery.search(query.embedding, 10)
     unlabelled = {key: replace(info, label="") for key, info in described.items()}
-    body = json.loads(
-        Responder(accepting_all(made), 3).answer(Search(query, 10), query, hits, unlabelled, size=60).to_json()
-    )
+    body = answer_of(Responder(accepting_all(made), 3), query, hits, unlabelled)
     assert body["decision"] == "match"
     assert [hit["accepted"] for hit in body["hits"]] == [True] + [False] * 9
 
@@ -203,11 +200,8 @@ def test_a_cosine_that_decides_is_the_statistic(shared_engine: Engine, made: Cal
     answer = said(shared_engine, by_cosine, image)
     assert (answer["accept"], answer["threshold"]["accept"]) == ("cosine", "cosine")
     assert answer["statistic"] == pytest.approx(answer["hits"][0]["score"])
-    nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
-    body = json.loads(
-        Responder(made, 3).answer(Search(image, 10), image, Hits(none, nothing, nothing), {}, size=0).to_json()
-    )
-    assert (body["statistic"], body["false_accept"], body["decision"]) == (None, 1, body["decision"])
+    body = answer_of(Responder(made, 3), image, NO_HITS, {})
+    assert (body["statistic"], body["false_accept"]) == (None, 1)
     assert body["decision"] != "match"
 
 
@@ -292,16 +286,13 @@ def test_an_answer_says_in_words_why_a_query_is_uncertain(
     for row in (doubts.index(words) for words in set(doubts)):
         query = Query(embeddings[row : row + 1])
         hits, infos = shared_engine.gallery.search(query.embedding, 2)
-        answer = json.loads(responder.answer(Search(query, 2), query, hits, infos, size=60).to_json())
+        answer = answer_of(responder, query, hits, infos)
         assert answer["doubt"] == doubts[row]
         parts = {name: float(values[row]) for name, values in embeddings.parts().items()}
         assert {name: answer[name] for name in parts} == parts
     hits, infos = shared_engine.gallery.search(replace(image.embedding, samples=None), 2)
-    for nothing in (
-        responder.answer(Search(image, 2), image, hits, infos, size=60),
-        Responder(made, 3).answer(Search(query, 2), query, hits, infos, size=60),
-    ):
-        body = json.loads(nothing.to_json())
+    for by, asked in ((responder, image), (Responder(made, 3), query)):
+        body = answer_of(by, asked, hits, infos)
         assert {body[name] for name in ("doubt", *parts)} == {None}
 
 

@@ -14,7 +14,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,6 @@ from typing import Any
 
 import pytest
 
-from lam.cli import main
 from lam.gallery.item import Item
 from lam.gallery.store import FILE, ItemStore
 from lam.runs.backup import RECORD, back_up
@@ -36,17 +34,15 @@ from lam.service.engine import Engine
 from lam.service.keys import Keys
 from lam.utils.files import CorruptFileError, read_json, sha256_of
 from tests.milvus_servers import CONTRACTS
+from tests.runs.conftest import Lam
 from tests.service.asking import JSON, PNG, alike, client_of, embedding, refused
-from tests.service.serving import ROOT, Served, served
+from tests.service.serving import ROOT, Served, at_once, items_in, served, until
 
 INDEXES = CONTRACTS
 
 
 def ids_in(run: Path) -> set[str]:
-    """Ids in a run that nobody serves, each row checked."""
-    with closing(ItemStore(run / GALLERY / FILE)) as store:
-        assert store.check() == []
-        return {item.id for _, item in store.items_by_key()}
+    return {item.id for item in items_in(run)}
 
 
 def searched(engine: Engine) -> Any:
@@ -82,12 +78,11 @@ def test_a_backup_answers_as_the_run_did_at_its_moment(engine: Engine, png: byte
     client.put("/v1/items/after", content=png, headers=PNG)
     client.delete("/v1/items/before")
     assert searched(engine) != then
-    copy = Engine(engine.run.folder.parent / name)
-    assert alike(searched(copy), then)
-    assert client_of(copy).get("/v1/items?limit=1000").json() == items
-    assert client_of(copy).get("/v1/items/before/thumbnail").status_code == 200
-    assert copy.run.fingerprint == engine.run.fingerprint
-    copy.close()
+    with closing(Engine(engine.run.folder.parent / name)) as copy:
+        assert alike(searched(copy), then)
+        assert client_of(copy).get("/v1/items?limit=1000").json() == items
+        assert client_of(copy).get("/v1/items/before/thumbnail").status_code == 200
+        assert copy.run.fingerprint == engine.run.fingerprint
 
 
 def test_nobody_but_an_admin_makes_one_and_no_path_is_taken(engine: Engine, tmp_path: Path) -> None:
@@ -126,26 +121,24 @@ def test_a_run_that_was_altered_is_not_backed_up(served_run: Path, tmp_path: Pat
 
 
 def test_the_command_says_what_it_copied_and_what_it_cannot(
-    served_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    served_run: Path, tmp_path: Path, lam: Lam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = tmp_path / "copy"
-    assert main(["backup", str(served_run), str(copy)]) == 0
-    assert f"MiB: {copy}" in capsys.readouterr().out
+    copy, other = tmp_path / "copy", tmp_path / "other"
+    assert f"MiB: {copy}" in lam("backup", served_run, copy).out
     assert ids_in(copy) == ids_in(served_run)
-    assert main(["backup", str(served_run), str(copy)]) == 1
-    assert "exists: give a new folder" in capsys.readouterr().err
-    assert main(["backup", str(served_run), str(tmp_path / "no" / "copy")]) == 1
-    assert "make it first" in capsys.readouterr().err
-    assert main(["backup", str(served_run), str(served_run / "backups")]) == 1
-    assert "lies in the run" in capsys.readouterr().err
+    for place, said in (
+        (copy, "exists: give a new folder"),
+        (tmp_path / "no" / "copy", "make it first"),
+        (served_run / "backups", "lies in the run"),
+    ):
+        assert said in lam("backup", served_run, place, code=1).err
     with monkeypatch.context() as patched:
         patched.setattr("os.access", lambda path, _: Path(path) != tmp_path)
-        assert main(["backup", str(served_run), str(tmp_path / "other")]) == 1
-    assert f"{tmp_path} cannot be written, because this user may not write to" in capsys.readouterr().err
-    assert main(["backup", str(tmp_path / "no"), str(tmp_path / "other")]) == 1
+        refused = lam("backup", served_run, other, code=1).err
+    assert f"{tmp_path} cannot be written, because this user may not write to" in refused
+    lam("backup", tmp_path / "no", other, code=1)
     with Run(served_run).lock():
-        assert main(["backup", str(served_run), str(tmp_path / "other")]) == 1
-    assert "another process is writing to" in capsys.readouterr().err
+        assert "another process is writing to" in lam("backup", served_run, other, code=1).err
 
 
 @pytest.mark.parametrize("part", [GALLERY, "calibration", "samples"])
@@ -204,15 +197,11 @@ class Traffic:
             with suppress(OSError, http.client.HTTPException, ValueError):
                 job()
 
-        threads = [threading.Thread(target=until_the_end, args=(job,)) for job in jobs]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self.found.process.send_signal(signal.SIGKILL)
-            for thread in threads:
-                thread.join()
+        with at_once(partial(until_the_end, job) for job in jobs):
+            try:
+                yield
+            finally:
+                self.found.process.send_signal(signal.SIGKILL)
 
 
 @dataclass
@@ -250,10 +239,7 @@ class Backups:
         with self._noting(folders := [copy]):
             command = [sys.executable, "-m", "lam", "backup", str(self.run), str(copy)]
             with subprocess.Popen(command, cwd=ROOT) as process:
-                until = time.monotonic() + 30
-                while process.poll() is None and not list(self.run.parent.glob(f".{name}.*")):
-                    assert time.monotonic() < until
-                    time.sleep(0.005)
+                until(lambda: process.poll() is not None or list(self.run.parent.glob(f".{name}.*")), seconds=30.0)
                 if kill_after is not None:
                     time.sleep(kill_after)
                     process.kill()
@@ -323,11 +309,10 @@ def test_many_backups_under_load_lose_nothing(served_run: Path, png: bytes, reco
 
 def test_a_copy_of_the_database_alone_may_be_torn_where_a_backup_is_not(served_run: Path, tmp_path: Path) -> None:
     """A plain copy of the file lacks what is in the log: the reason for the command."""
-    engine = Engine(served_run)
-    client_of(engine).post("/v1/items", json=embedding(engine.gallery.dimension, id="in-the-log"))
-    back_up(served_run, tmp_path / "backup")
-    shutil.copyfile(served_run / GALLERY / FILE, tmp_path / FILE)
-    with closing(sqlite3.connect(tmp_path / FILE)) as torn:
-        assert torn.execute("SELECT count(*) FROM items WHERE id = 'in-the-log'").fetchone() == (0,)
-    assert "in-the-log" in ids_in(tmp_path / "backup")
-    engine.close()
+    with closing(Engine(served_run)) as engine:
+        client_of(engine).post("/v1/items", json=embedding(engine.gallery.dimension, id="in-the-log"))
+        back_up(served_run, tmp_path / "backup")
+        shutil.copyfile(served_run / GALLERY / FILE, tmp_path / FILE)
+        with closing(sqlite3.connect(tmp_path / FILE)) as torn:
+            assert torn.execute("SELECT count(*) FROM items WHERE id = 'in-the-log'").fetchone() == (0,)
+        assert "in-the-log" in ids_in(tmp_path / "backup")

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
 from tests.milvus_servers import READING
-from tests.service.asking import JSON, PNG, alike, client_of, embedding, refused
+from tests.service.asking import JSON, PNG, alike, client_of, embedding, opened, refused
 from tests.service.conftest import SMALL, encoded
 
 INDEXES = READING
@@ -83,18 +82,17 @@ def test_a_batch_has_limits(client: TestClient, shared_engine: Engine) -> None:
 
 
 def test_a_batch_may_be_larger_than_a_queue(served_run: Path, png: bytes) -> None:
-    with closing(Engine(served_run, replace(SMALL, queue=2))) as engine:
+    with opened(served_run, replace(SMALL, queue=2)) as (client, engine):
         queries = [image_of(png), embedding(engine.gallery.dimension)] * 5
-        answers = client_of(engine).post("/v1/search/batch?k=1", json={"queries": queries}).json()["answers"]
+        answers = client.post("/v1/search/batch?k=1", json={"queries": queries}).json()["answers"]
         assert [len(answer["hits"]) for answer in answers] == [1] * 10
 
 
 def test_a_batch_counts_each_decision(served_run: Path) -> None:
-    engine = Engine(served_run)
-    client, query = client_of(engine), embedding(engine.gallery.dimension, kappa=1e-6)
-    client.post("/v1/search/batch", json={"queries": [query, {}, query]})
-    assert 'lam_decisions_total{decision="abstain"} 2.0' in client.get("/metrics").text
-    engine.close()
+    with opened(served_run) as (client, engine):
+        query = embedding(engine.gallery.dimension, kappa=1e-6)
+        client.post("/v1/search/batch", json={"queries": [query, {}, query]})
+        assert 'lam_decisions_total{decision="abstain"} 2.0' in client.get("/metrics").text
 
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/embed", "/v1/items?id=json"])

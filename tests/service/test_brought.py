@@ -11,9 +11,8 @@ from lam import datasets
 from lam.cli import main
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import photographs
-from lam.service.engine import Engine
 from tests import brought
-from tests.service.asking import JSON, client_of
+from tests.service.asking import JSON, opened
 from tests.text_runs import TOPICS
 
 pytestmark = [
@@ -29,9 +28,8 @@ def served(data: str, root: Path, run: Path) -> Iterator[TestClient]:
     """A client of the service, after the commands that a newcomer types."""
     assert main(["run", data, "laplace_posthoc", "--data.root", str(root), "--output", str(run), "--quiet"]) == 0
     assert main(["calibrate", str(run), "--quiet"]) == 0
-    engine = Engine(run)
-    yield client_of(engine)
-    engine.close()
+    with opened(run) as (client, _):
+        yield client
 
 
 @needs_network

@@ -44,13 +44,21 @@ def lists(name: str) -> bytes:
     return f'{{"{name}":['.encode() + b"[]," * 3_300_000 + b"[]]}"
 
 
-def batch(query: str, count: int = 64) -> bytes:
-    return f'{{"queries":[{",".join([query] * count)}]}}'.encode()
+def noise(count: int) -> str:
+    return base64.b64encode(os.urandom(count)).decode()
+
+
+def batch(kind: str, content: str) -> bytes:
+    return json.dumps({"queries": [{kind: content}] * 64}).encode()
 
 
 def pair() -> bytes:
-    noise = base64.b64encode(os.urandom(3_600_000)).decode()
-    return json.dumps({"first": {"image": noise}, "second": {"image": noise}}).encode()
+    image = {"image": noise(3_600_000)}
+    return json.dumps({"first": image, "second": image}).encode()
+
+
+BATCH = "/v1/search/batch"
+REFUSED, ANSWERED = ("400", "422"), ("200", "503")
 
 
 COSTS = {
@@ -58,18 +66,10 @@ COSTS = {
     "lists to add": Cost("/v1/items", JSON, lambda: lists("metadata"), ("413",), read=True),
     "lists in a batch": Cost("/v1/search/batch", JSON, lambda: lists("queries"), ("413",), read=True),
     "as many lists as a batch may have": Cost(
-        "/v1/search/batch", JSON, lambda: lists("queries")[:50_000] + b"]}", ("400", "422"), read=True
+        BATCH, JSON, lambda: lists("queries")[:50_000] + b"]}", REFUSED, read=True
     ),
-    "long texts in a batch": Cost(
-        "/v1/search/batch", JSON, lambda: batch(f'{{"text":"{"word " * 12_000}"}}'), ("200", "503"), read=True
-    ),
-    "large images in a batch": Cost(
-        "/v1/search/batch",
-        JSON,
-        lambda: batch(f'{{"image":"{base64.b64encode(os.urandom(110_000)).decode()}"}}'),
-        ("200", "503"),
-        read=True,
-    ),
+    "long texts in a batch": Cost(BATCH, JSON, lambda: batch("text", "word " * 12_000), ANSWERED, read=True),
+    "large images in a batch": Cost(BATCH, JSON, lambda: batch("image", noise(110_000)), ANSWERED, read=True),
     "lists to verify": Cost("/v1/verify", JSON, lambda: lists("first"), ("413",), read=True),
     "as many lists as may be": Cost("/v1/search", JSON, lambda: lists("embedding")[:60_000] + b"]]}", ("400", "422")),
     "nested lists": Cost("/v1/items", JSON, lambda: b'{"metadata":' + b"[" * 1000 + b"]" * 1000 + b"}", ("400", "422")),

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.service.asking import embedding
 from tests.service.crowding import WAYS
-from tests.service.serving import ROOT, Served, Watch, served
+from tests.service.serving import ROOT, Served, Watch, served, until
 from tests.service.test_costs import COSTS, sent_at_once
 from tests.service.test_images import colour
 
@@ -24,13 +25,16 @@ pytestmark = pytest.mark.long
 JSON = {"Content-Type": "application/json", "X-API-Key": "key"}
 
 
+def dimension_of(found: Served) -> int:
+    return found.ask("GET", "/v1/model", headers=JSON)[1]["dimension"]
+
+
 @contextlib.contextmanager
 def few_files(calibrated_run: Path, folder: Path, files: int) -> Iterator[Served]:
     """A run, served with a key as `lam serve` does, by a process that may open few files; a page of it is large."""
     run = Path(shutil.copytree(calibrated_run, folder / "run"))
     with served(run, "lam", "serve", files=files, LAM_API_KEY="key") as found:
-        dimension = found.ask("GET", "/v1/model", headers=JSON)[1]["dimension"]
-        body = {"embedding": [1.0] + [0.0] * (dimension - 1), "kappa": 50.0, "metadata": {"text": "x" * 16000}}
+        body = embedding(dimension_of(found), metadata={"text": "x" * 16000})
         for number in range(60):
             found.ask("PUT", f"/v1/items/{number}-large", json.dumps(body).encode(), JSON)
         yield found
@@ -70,8 +74,7 @@ class Good:
         self._found, self._end, self._thread = found, threading.Event(), threading.Thread(target=self._ask)
         self._answers: Counter[str] = Counter()
         self._seconds: list[float] = []
-        dimension = found.ask("GET", "/v1/model", headers=JSON)[1]["dimension"]
-        self._embedding = json.dumps({"embedding": [1.0] + [0.0] * (dimension - 1), "kappa": 50.0}).encode()
+        self._embedding = json.dumps(embedding(dimension_of(found))).encode()
 
     def __enter__(self) -> "Good":
         self._thread.start()
@@ -109,9 +112,7 @@ class Good:
 def lets_go(found: Served, before: int) -> float:
     """Seconds until the process has no more files open than before, but for a few."""
     begun = time.monotonic()
-    while found.files() > before + 3:
-        assert time.monotonic() - begun < 20
-        time.sleep(0.01)
+    until(lambda: found.files() <= before + 3)
     return time.monotonic() - begun
 
 
@@ -154,10 +155,10 @@ def test_a_crowd_of_1100_shuts_nobody_out(
 
 def amid(found: Served, folder: Path, *, seconds: float, round_seconds: float, count: int) -> dict[str, Any]:
     """Ask for what is good while crowds and costly bodies come by turns; what came of all of it."""
-    bad, rounds, until = Counter[str](), 0, time.monotonic() + seconds
+    bad, rounds, end = Counter[str](), 0, time.monotonic() + seconds
     costs, before = list(COSTS.values()), found.files()
     with Watch(found) as watch, Good(found) as good:
-        while time.monotonic() < until:
+        while time.monotonic() < end:
             way, cost = WAYS[rounds % len(WAYS)], costs[rounds % len(costs)]
             (file := folder / "body").write_bytes(cost.body())
             sending = sent_at_once(found, cost, file, count=4)

@@ -33,9 +33,8 @@ def test_uncertain_items_are_kept_and_told(engine: Engine) -> None:
     hits = {hit["id"]: hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]}
     assert hits == {"uncertain": True, "good": False}
     made = engine.responder.calibration
-    engine.searches.responder = Responder(
-        None, engine.responder.dimension
-    )  # what is uncertain is told by the calibration in force when asked
+    # what is uncertain is told by the calibration in force when asked
+    engine.searches.responder = Responder(None, engine.responder.dimension)
     assert client.get("/v1/items/uncertain").json()["uncertain"] is None
     assert {hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]} == {None}
     engine.searches.responder = Responder(made, engine.responder.dimension)
@@ -47,11 +46,8 @@ def test_uncertain_images_are_refused_where_that_is_asked_for(engine: Engine, pn
     body = embedding(engine.gallery.dimension, kappa=flag / 2)
     for send, path in ((client.post, "/v1/items?id=it&"), (client.put, "/v1/items/it?"), (client.post, "/v1/items?")):
         response = send(f"{path}uncertain=refuse", json=body)
-        said = refused(response, 422)
-        assert (
-            said
-            == f"the image is uncertain: its κ of {flag / 2:.6g} is below the flag at {flag:.6g}; nothing was stored"
-        )
+        why = f"its κ of {flag / 2:.6g} is below the flag at {flag:.6g}"
+        assert refused(response, 422) == f"the image is uncertain: {why}; nothing was stored"
         assert response.json()["allowed"] == {"kappa_at_least": flag, "or": "uncertain=keep"}
     assert "uncertain" in refused(client.post("/v1/items?uncertain=drop", content=png, headers=PNG), 422)
     assert len(engine.gallery) == size

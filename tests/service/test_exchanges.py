@@ -9,8 +9,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from lam.service.queries import Query, Search
 from lam.service.settings import ServiceSettings
 from lam.utils.files import locked
 from tests.service.asking import HOST, JSON, client_of, embedding
-from tests.service.serving import Served, Watch, large_run, served
+from tests.service.serving import Served, Watch, at_once, items_in, large_run, served, until
 
 
 def point(link: Path, folder: Path) -> None:
@@ -49,8 +50,15 @@ def marked(run: Path, name: str) -> Path:
     return run
 
 
+def is_free(gallery: Path) -> bool:
+    """Whether nobody holds a gallery open."""
+    with contextlib.suppress(ValueError), locked(gallery):
+        return True
+    return False
+
+
 class Requests:
-    """Searches and additions on lasting and on new connections, until the end of the block.
+    """Searches and additions on lasting and on new connections.
 
     Attributes:
         right: names of the runs whose answers are right now.
@@ -66,18 +74,15 @@ class Requests:
         self.statuses, self.seconds, self.added = Counter[Any](), list[float](), list[str]()
         self._ends = threading.Event()
 
-    def __enter__(self) -> "Requests":
-        self._threads = [threading.Thread(target=self._search, args=(lasts,)) for lasts in (True, False, True)]
-        self._threads += [threading.Thread(target=self._add, args=(name,)) for name in "ab"]
-        self._threads += [threading.Thread(target=self._health)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        for thread in self._threads:
-            thread.join()
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the block, requests."""
+        jobs = [partial(self._search, lasts) for lasts in (True, False, True)]
+        with at_once([*jobs, *(partial(self._add, name) for name in "ab"), self._health]):
+            try:
+                yield
+            finally:
+                self._ends.set()
 
     def _search(self, lasts: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._found.port, timeout=20)
@@ -111,16 +116,20 @@ class Requests:
             self.seconds.append(time.monotonic() - begun)
 
 
+def two_runs(run: Path, folder: Path) -> tuple[list[Path], Path]:
+    """A run and another, each with its mark, and a link to the first."""
+    runs = [marked(run, "run"), marked(Path(shutil.copytree(run, folder / "other")), "other")]
+    (link := folder / "current").symlink_to(run)
+    return runs, link
+
+
 def exchanges_lose_nothing(run: Path, png: bytes, folder: Path, times: int) -> dict[str, Any]:
     """Exchange a run again and again, by route and by SIGHUP, while requests come: each gets the right answer.
 
     The run before must be released each time, once it has answered all.
     """
-    runs = [marked(run, "run"), marked(Path(shutil.copytree(run, folder / "other")), "other")]
-    dimension = Run(run).encoder.dimension
-    link = folder / "current"
-    link.symlink_to(run)
-    with served(link) as found, Requests(found, png, dimension, run.name) as requests:
+    (runs, link), dimension = two_runs(run, folder), Run(run).encoder.dimension
+    with served(link) as found, (requests := Requests(found, png, dimension, run.name)).running():
         memory = [found.memory()]
         for number in range(times):
             target = runs[(number + 1) % 2]
@@ -131,25 +140,12 @@ def exchanges_lose_nothing(run: Path, png: bytes, folder: Path, times: int) -> d
             else:
                 status, answer = found.ask("POST", "/v1/reload")
                 assert (status, answer["exchanged"], answer["run"]) == (200, True, target.name)
-            until = time.monotonic() + 30
-            while found.ask("GET", "/v1/model")[1]["run"] != target.name and time.monotonic() < until:
-                time.sleep(0.05)
+            until(lambda name=target.name: found.ask("GET", "/v1/model")[1]["run"] == name, seconds=30.0)
             requests.right = {target.name}
-            with contextlib.ExitStack() as stack:
-                while time.monotonic() < until:
-                    with contextlib.suppress(ValueError):
-                        stack.enter_context(locked(runs[number % 2] / GALLERY))
-                        break
-                    time.sleep(0.05)
-                assert time.monotonic() < until
+            until(lambda gallery=runs[number % 2] / GALLERY: is_free(gallery), seconds=30.0)
             memory.append(found.memory())
     assert requests.statuses.keys() <= {200, 201}, requests.statuses
-    held: set[str] = set()
-    for each in runs:
-        with contextlib.closing(ItemStore(each / GALLERY / FILE)) as store:
-            assert store.check() == []
-            held |= {item.id for _, item in store.items_by_key()}
-    assert set(requests.added) <= held
+    assert set(requests.added) <= {item.id for each in runs for item in items_in(each)}
     p99 = sorted(requests.seconds)[int(0.99 * len(requests.seconds))]
     return {
         "exchanges": times,
@@ -182,9 +178,7 @@ def test_requests_in_flight_at_an_exchange_are_answered_by_their_run(
     served_run: Path, tmp_path: Path, root: str
 ) -> None:
     """One whose body still comes, some that wait for a busy worker, and one that comes right after the exchange."""
-    runs = [marked(served_run, "run"), marked(Path(shutil.copytree(served_run, tmp_path / "other")), "other")]
-    link, free = tmp_path / "current", threading.Event()
-    link.symlink_to(runs[0])
+    (runs, link), free = two_runs(served_run, tmp_path), threading.Event()
     served = ServedRuns({"first": link}, Engine)
     old = served.engines["first"]
     body = json.dumps(embedding(old.gallery.dimension)).encode()
@@ -244,9 +238,7 @@ def test_a_run_that_cannot_be_opened_leaves_the_old_one(served_run: Path, tmp_pa
         assert (status, found.ask("GET", "/v1/ready")[0]) == (409, 200)
         assert "the run stays as it was: there is no folder" in answer["error"]
         found.process.send_signal(signal.SIGHUP)
-        until = time.monotonic() + 10
-        while "stays as it was" not in found.log.read_text() and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: "stays as it was" in found.log.read_text(), seconds=10.0)
         assert "current stays as it was: there is no folder" in found.log.read_text()
         assert found.ask("GET", "/v1/ready")[0] == 200
         point(link, served_run)

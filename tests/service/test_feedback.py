@@ -26,9 +26,15 @@ from lam.utils.files import CorruptFileError
 from tests.conftest import unrendered_pictures
 from tests.helpers import stored
 from tests.service import serving
-from tests.service.asking import JSON, PNG, client_of, embedding, refused
+from tests.service.asking import JSON, PNG, client_of, embedding, opened, refused
 from tests.service.conftest import SMALL
 from tests.service.serving import Served, served
+
+
+@pytest.fixture
+def client(engine: Engine) -> TestClient:
+    """A client of an engine that a test may change."""
+    return client_of(engine)
 
 
 def search(client: TestClient, query: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -49,11 +55,9 @@ def match(engine: Engine, label: str) -> dict[str, Any]:
     return {"answer_id": engine.watch.count("match", 50.0, 0.9, label)[0]}
 
 
-def test_an_answer_says_that_the_promise_holds(engine: Engine, png: bytes) -> None:
-    client = client_of(engine)
-    assert {name: test["n"] for name, test in readings(client).items()} == dict.fromkeys(
-        ("kappa", "cosine", "far", "wrong"), 0
-    )
+def test_an_answer_says_that_the_promise_holds(client: TestClient, png: bytes) -> None:
+    counts = {name: test["n"] for name, test in readings(client).items()}
+    assert counts == dict.fromkeys(("kappa", "cosine", "far", "wrong"), 0)
     answer = client.post("/v1/search", content=png, headers=PNG).json()
     assert answer["promise"] == "holds"
     assert len(answer["answer_id"]) == 56
@@ -65,8 +69,7 @@ def test_an_answer_says_that_the_promise_holds(engine: Engine, png: bytes) -> No
     assert 'lam_promise_observations{test="kappa"} 1.0' in text
 
 
-def test_only_new_queries_of_the_whole_gallery_count(engine: Engine) -> None:
-    client = client_of(engine)
+def test_only_new_queries_of_the_whole_gallery_count(client: TestClient, engine: Engine) -> None:
     item = stored(engine.gallery, limit=1)[0].id
     where = json.dumps({"must": [{"has_id": [item]}]})
     query = embedding(engine.gallery.dimension)
@@ -78,15 +81,14 @@ def test_only_new_queries_of_the_whole_gallery_count(engine: Engine) -> None:
     assert readings(client)["kappa"]["n"] == 0
 
 
-def test_strangers_among_the_queries_raise_doubt(engine: Engine) -> None:
-    client = client_of(engine)
+def test_strangers_among_the_queries_raise_doubt(client: TestClient, engine: Engine) -> None:
     states = [search(client, embedding(engine.gallery.dimension, kappa=1e-3))["promise"] for _ in range(30)]
     assert (states[0], states[-1]) == ("holds", "in doubt")
     assert 'lam_promise{state="in doubt"} 1.0' in client.get("/metrics").text
 
 
-def test_feedback_is_counted_once(engine: Engine) -> None:
-    client, known = client_of(engine), stored(engine.gallery, limit=1)[0].label
+def test_feedback_is_counted_once(client: TestClient, engine: Engine) -> None:
+    known = stored(engine.gallery, limit=1)[0].label
     answer = match(engine, known)
     given = feedback(client, answer, label="a label that no item has")
     assert given.status_code == 200
@@ -107,8 +109,7 @@ def test_feedback_is_counted_once(engine: Engine) -> None:
     assert readings(client)["far"]["n"] == 2
 
 
-def test_answers_that_are_no_match_are_judged_by_a_label(engine: Engine) -> None:
-    client = client_of(engine)
+def test_answers_that_are_no_match_are_judged_by_a_label(client: TestClient, engine: Engine) -> None:
     query = embedding(engine.gallery.dimension, kappa=1e-3)
     answer = search(client, query)
     assert answer["decision"] == "abstain"
@@ -119,16 +120,14 @@ def test_answers_that_are_no_match_are_judged_by_a_label(engine: Engine) -> None
     assert (readings(client)["far"]["n"], readings(client)["far"]["errors"]) == (1, 0)
 
 
-def test_many_false_accepts_break_the_promise(engine: Engine) -> None:
-    client = client_of(engine)
+def test_many_false_accepts_break_the_promise(client: TestClient, engine: Engine) -> None:
     states = [feedback(client, match(engine, "oak"), label="").json()["promise"] for _ in range(40)]
     assert states[-1] == "broken"
     assert search(client)["promise"] == "broken"
     assert 'lam_promise{state="broken"} 1.0' in client.get("/metrics").text
 
 
-def test_feedback_that_is_not_understood(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = client_of(engine)
+def test_feedback_that_is_not_understood(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = search(client)
     other = answer["answer_id"][:-1] + ("A" if answer["answer_id"][-1] != "A" else "B")
     for unknown in ("", "?", "x" * 56, other, answer["answer_id"][:-4]):
@@ -149,8 +148,7 @@ def test_feedback_that_is_not_understood(engine: Engine, monkeypatch: pytest.Mon
 
 def test_a_run_without_calibration_promises_nothing(served_run: Path, png: bytes) -> None:
     shutil.rmtree(served_run / "calibration")
-    with closing(Engine(served_run, SMALL)) as engine:
-        client = client_of(engine)
+    with opened(served_run, SMALL) as (client, _):
         answer = client.post("/v1/search", content=png, headers=PNG).json()
         assert (answer["promise"], answer["answer_id"]) == (None, None)
         assert client.get("/v1/model").json()["promise"] is None
@@ -158,21 +156,18 @@ def test_a_run_without_calibration_promises_nothing(served_run: Path, png: bytes
 
 
 def test_the_state_is_found_again(served_run: Path) -> None:
-    with closing(Engine(served_run, SMALL)) as engine:
-        client = client_of(engine)
+    with opened(served_run, SMALL) as (client, _):
         answer, unjudged = search(client), search(client)
         feedback(client, answer, label="")
         before = client.get("/v1/model").json()["promise"]
-    with closing(Engine(served_run, SMALL)) as engine:
-        client = client_of(engine)
+    with opened(served_run, SMALL) as (client, _):
         assert client.get("/v1/model").json()["promise"] == before
         refused(feedback(client, answer, label=""), 409)
         assert feedback(client, unjudged, label="").status_code == 200
 
 
 def test_another_calibration_is_another_promise(served_run: Path) -> None:
-    with closing(Engine(served_run, SMALL)) as engine:
-        client = client_of(engine)
+    with opened(served_run, SMALL) as (client, engine):
         answer = search(client)
         feedback(client, answer, label="")
         engine.recalibrate()
@@ -190,8 +185,7 @@ def test_another_calibration_is_another_promise(served_run: Path) -> None:
 def test_searches_go_on_before_the_promise_of_a_first_calibration_begins(
     calibrated_run: Path, run_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(Engine(run_copy, SMALL)) as engine:
-        client = client_of(engine)
+    with opened(run_copy, SMALL) as (client, engine):
         shutil.copytree(calibrated_run / "calibration", run_copy / "calibration")
         with monkeypatch.context() as patched:
             patched.setattr(engine.watch, "renew", lambda calibration: None)
@@ -217,8 +211,9 @@ def test_altered_files_are_named(served_run: Path) -> None:
     Engine(served_run, SMALL).close()
 
 
-def test_feedback_that_cannot_be_stored_is_not_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = client_of(engine)
+def test_feedback_that_cannot_be_stored_is_not_counted(
+    client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = search(client)
 
     def fail(*_: object) -> None:
@@ -233,9 +228,8 @@ def test_feedback_that_cannot_be_stored_is_not_counted(engine: Engine, monkeypat
 
 
 @pytest.mark.long
-def test_acknowledged_feedback_survives_a_kill(calibrated_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
-    body = json.dumps(embedding(Run(run).encoder.dimension)).encode()
+def test_acknowledged_feedback_survives_a_kill(served_run: Path) -> None:
+    body = json.dumps(embedding(Run(served_run).encoder.dimension)).encode()
     judged, answers = list[str](), list[str]()
 
     def judge(found: Served, answer_id: str) -> int:
@@ -243,7 +237,7 @@ def test_acknowledged_feedback_survives_a_kill(calibrated_run: Path, tmp_path: P
         return found.ask("POST", "/v1/feedback", told, JSON)[0]
 
     for number in range(3):
-        with served(run) as found:
+        with served(served_run) as found:
             for answer_id in judged:
                 assert judge(found, answer_id) == 409
             answers = [found.ask("POST", "/v1/search", body, JSON)[1]["answer_id"] for _ in range(8)]
@@ -253,7 +247,7 @@ def test_acknowledged_feedback_survives_a_kill(calibrated_run: Path, tmp_path: P
             _, model = found.ask("GET", "/v1/model")
             found.process.kill()  # SIGKILL: nothing is written at the end
         assert {test["name"]: test["n"] for test in model["promise"]["tests"]}["far"] == len(judged)
-    with served(run) as found:
+    with served(served_run) as found:
         tests = {test["name"]: test for test in found.ask("GET", "/v1/model")[1]["promise"]["tests"]}
         assert (tests["far"]["n"], tests["kappa"]["n"]) == (len(judged), 8 * 3)
         assert judge(found, answers[-1]) == 200  # of a service that was killed
@@ -261,11 +255,10 @@ def test_acknowledged_feedback_survives_a_kill(calibrated_run: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_a_flood_of_feedback_leaves_health_alone(
-    calibrated_run: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+    served_run: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
-    body = json.dumps(embedding(Run(run).encoder.dimension)).encode()
-    with served(run, "lam", "serve") as found:
+    body = json.dumps(embedding(Run(served_run).encoder.dimension)).encode()
+    with served(served_run, "lam", "serve") as found:
         ids = [found.ask("POST", "/v1/search", body, JSON)[1]["answer_id"] for _ in range(400)]
         told = [json.dumps({"answer_id": answer_id, "label": "oak"}).encode() for answer_id in ids]
         with serving.Watch(found) as seen, ThreadPoolExecutor(8) as pool:
@@ -291,8 +284,7 @@ def test_a_watch_in_memory_writes_nothing(engine: Engine) -> None:
 
 def test_a_replica_watches_its_own_queries(served_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "open_replica", lambda run, *, index: run.open_gallery(index=index))
-    with closing(Engine(served_run, SMALL, replica=True)) as engine:
-        client = client_of(engine)
+    with opened(served_run, SMALL, replica=True) as (client, engine):
         assert feedback(client, match(engine, "oak"), label="").status_code == 200
         assert readings(client)["far"]["n"] == 1
     assert not (served_run / WATCH).exists()

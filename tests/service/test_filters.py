@@ -18,7 +18,7 @@ from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import stored
 from tests.milvus_servers import CONTRACTS
-from tests.service.asking import PNG, client_of, embedding, refused
+from tests.service.asking import PNG, client_of, embedding, opened, refused
 
 INDEXES = CONTRACTS
 
@@ -34,12 +34,8 @@ def filled(engine: Engine) -> tuple[TestClient, Engine]:
     client, generator = client_of(engine), torch.Generator().manual_seed(0)
     for n in range(40):
         vector = torch.nn.functional.normalize(torch.randn(engine.gallery.dimension, generator=generator), dim=0)
-        item = {
-            "embedding": vector.tolist(),
-            "kappa": 90.0,
-            "label": f"own {n % 4}",
-            "metadata": {"n": n, "part": n % 2},
-        }
+        facts = {"label": f"own {n % 4}", "metadata": {"n": n, "part": n % 2}}
+        item = {"embedding": vector.tolist(), "kappa": 90.0, **facts}
         assert client.put(f"/v1/items/own{n}", json=item).status_code == 201
     return client, engine
 
@@ -52,8 +48,7 @@ def test_a_search_finds_only_what_passes_and_says_what_is_promised(
     assert {hit["metadata"]["part"] for hit in found["hits"]} == {1}
     assert len(found["hits"]) == found["filter"]["items"] == 20
     assert found["gallery_size"] == 100
-    calibration = engine.responder.calibration
-    assert calibration is not None
+    calibration = calibration_of(engine)
     assert calibration.unmatched is not None
     units = len(calibration.unmatched.mean)
     assert found["filter"] == {"items": 20, "unknown_fields": [], "far": calibration.targets.far, "queries": units}
@@ -64,22 +59,22 @@ def test_a_search_finds_only_what_passes_and_says_what_is_promised(
     whole = client.post("/v1/search", content=png, headers=PNG).json()
     assert whole["filter"] is None
     assert whole["probability"] is not None
-    assert whole["calibration"] == "stale"
+    assert whole["calibration"] == client.get("/v1/model").json()["calibration"] == "stale"
 
 
 def test_the_threshold_is_the_quantile_of_the_calibration_queries_in_the_part(
     filled: tuple[TestClient, Engine], png: bytes
 ) -> None:
     client, engine = filled
-    calibration = engine.responder.calibration
-    assert calibration is not None
+    calibration = calibration_of(engine)
     assert calibration.unmatched is not None
-    for n, filter in enumerate(
-        (where(part=1), "{}", json.dumps({"must_not": [{"key": "part", "match": {"value": 0}}]}))
+    items = stored(engine.gallery, limit=1000)
+    for filter, wanted in (
+        (where(part=1), {1}),
+        ("{}", {0, 1, None}),
+        (json.dumps({"must_not": [{"key": "part", "match": {"value": 0}}]}), {1, None}),
     ):
         found = client.post("/v1/search", params={"filter": filter}, content=png, headers=PNG).json()
-        items = stored(engine.gallery, limit=1000)
-        wanted = [{1}, {0, 1, None}, {1, None}][n]
         kept = [item for item in items if json.loads(item.metadata).get("part") in wanted]
         mean = torch.tensor([item.embedding.tolist() for item in kept]).double()
         keys = torch.tensor([label_key(item.label) for item in kept])
@@ -126,11 +121,8 @@ def test_lists_hold_what_passes_in_pages(filled: tuple[TestClient, Engine]) -> N
 
 def test_a_filtered_deletion_deletes_what_passes_and_nothing_else(filled: tuple[TestClient, Engine]) -> None:
     client, engine = filled
-    assert client.delete("/v1/items", params={"filter": where(part=1)}).json() == {
-        "deleted": 20,
-        "unknown_fields": [],
-        "gallery_size": 80,
-    }
+    deleted = client.delete("/v1/items", params={"filter": where(part=1)}).json()
+    assert deleted == {"deleted": 20, "unknown_fields": [], "gallery_size": 80}
     assert client.get("/v1/items", params={"filter": where(part=1)}).json()["total"] == 0
     assert client.get("/v1/items/own3").status_code == 404
     assert client.get("/v1/items/own2").status_code == 200
@@ -174,11 +166,15 @@ def test_a_filtered_search_has_no_probability_to_ask_for(client: TestClient, png
 
 
 def test_without_calibration_a_filter_finds_and_promises_nothing(run_copy: Path, png: bytes) -> None:
-    engine = Engine(run_copy)
-    found = client_of(engine).post("/v1/search", params={"filter": "{}"}, content=png, headers=PNG).json()
-    engine.close()
+    with opened(run_copy) as (client, _):
+        found = client.post("/v1/search", params={"filter": "{}"}, content=png, headers=PNG).json()
     assert (found["decision"], found["calibration"], found["filter"]["far"]) == (None, "none", None)
     assert len(found["hits"]) == 10
+
+
+def calibration_of(engine: Engine) -> Calibration:
+    assert engine.responder.calibration is not None
+    return engine.responder.calibration
 
 
 def sphere(n: int, classes: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -187,16 +183,12 @@ def sphere(n: int, classes: torch.Tensor, generator: torch.Generator) -> torch.T
     return torch.nn.functional.normalize(centres[classes] + 0.6 * torch.randn(n, 8, generator=generator), dim=1)
 
 
-def test_false_accepts_stay_within_the_target_in_each_of_twenty_random_filters(
-    shared_engine: Engine,
-) -> None:
-    base = shared_engine.responder.calibration
-    assert base is not None
+def test_false_accepts_stay_within_the_target_in_each_of_twenty_random_filters(shared_engine: Engine) -> None:
+    base = calibration_of(shared_engine)
     alpha, generator = 0.05, torch.Generator().manual_seed(1)
     labels = torch.arange(3000) % 60
     items = sphere(3000, labels, generator)
-    shares = {"per calibration": [], "mean": []}
-    n_new = 4000
+    means, n_new = list[float](), 4000
     new_labels = torch.randint(60, (n_new,), generator=generator)
     new = sphere(n_new, new_labels, generator)
     for _ in range(20):
@@ -213,18 +205,17 @@ def test_false_accepts_stay_within_the_target_in_each_of_twenty_random_filters(
             cosines[new_labels[:, None] == labels[kept]] = -torch.inf
             best = cosines.amax(1) if len(kept) else torch.full((n_new,), -torch.inf)
             rates.append(float((best.double() > accept_above).double().mean()))
-        shares["mean"].append(sum(rates) / len(rates))
+        means.append(sum(rates) / len(rates))
     # the mean over 30 calibrations of a Beta(5, 95) rate has a standard error of 0.004
-    assert max(shares["mean"]) <= alpha + 3.2 * 0.004
-    assert sum(shares["mean"]) / 20 <= alpha + 0.002
+    assert max(means) <= alpha + 3.2 * 0.004
+    assert sum(means) / 20 <= alpha + 0.002
 
 
 @pytest.mark.parametrize(("n_classes", "n_kept"), [(2, 1), (5, 1), (10, 5)])
 def test_a_filter_by_label_keeps_the_target_for_queries_of_the_other_labels(
     shared_engine: Engine, n_classes: int, n_kept: int
 ) -> None:
-    base = shared_engine.responder.calibration
-    assert base is not None
+    base = calibration_of(shared_engine)
     generator, rates = torch.Generator().manual_seed(2), []
     labels = torch.arange(60) % n_kept
     items = sphere(60, labels, generator)
@@ -237,8 +228,7 @@ def test_a_filter_by_label_keeps_the_target_for_queries_of_the_other_labels(
 
 
 def test_a_filter_that_leaves_too_few_queries_without_a_match_has_no_bound(shared_engine: Engine) -> None:
-    base = shared_engine.responder.calibration
-    assert base is not None
+    base = calibration_of(shared_engine)
     generator = torch.Generator().manual_seed(0)
     own = torch.arange(30) % 2
     unmatched = UnmatchedQueries(sphere(30, own, generator), own)
@@ -273,8 +263,7 @@ def scores_of(
 
 
 def test_more_hits_are_searched_where_all_first_ones_match(shared_engine: Engine) -> None:
-    base = shared_engine.responder.calibration
-    assert base is not None
+    base = calibration_of(shared_engine)
     labels = torch.zeros(700, dtype=torch.int64)
     labels[650] = 1
     items = torch.nn.functional.normalize(torch.randn(700, 8, generator=torch.Generator().manual_seed(0)), dim=1)

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lam.gallery.store import FILE, ItemStore
-from lam.runs.folder import GALLERY
 from tests.service.conftest import encoded
-from tests.service.serving import Served, served
+from tests.service.serving import Served, items_in, served
 
 pytestmark = pytest.mark.long
 
@@ -51,24 +49,20 @@ def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend
     assert found.ask("DELETE", f"/v1/items/{indexed}")[0] == (200 if refused == 507 else 404)
     found.process.kill()
     found.process.wait()
-    store = ItemStore(run / GALLERY / FILE)
-    assert store.check() == []
-    names = [item.id for _, item in store.items_by_key()]
-    store.close()
+    names = [item.id for item in items_in(run)]
     assert len(names) == len(set(names)) == total + len(acknowledged)  # one came, one went
     assert {*acknowledged, "later"} <= set(names)
     assert indexed not in names
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, which Linux has")
-def test_a_process_whose_files_may_not_grow(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
-    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
-    with served(run) as found:
+def test_a_process_whose_files_may_not_grow(served_run: Path, png: bytes) -> None:
+    with served(served_run) as found:
 
         def limit(size: int) -> None:
             resource.prlimit(found.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-        holds(run, found, png, lambda: limit(4096), lambda: limit(resource.RLIM_INFINITY))
+        holds(served_run, found, png, lambda: limit(4096), lambda: limit(resource.RLIM_INFINITY))
 
 
 @contextlib.contextmanager
@@ -112,8 +106,7 @@ def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("call", ["write", "fsync"])
-def test_calls_that_fail(calibrated_run: Path, tmp_path: Path, failing_calls: Path, call: str, png: bytes) -> None:
-    run, names = Path(shutil.copytree(calibrated_run, tmp_path / "run")), tmp_path / "names"
-    names.touch()
-    with served(run, LD_PRELOAD=str(failing_calls), FAILING_CALLS=str(names)) as found:
-        holds(run, found, png, lambda: names.write_text(call), lambda: names.write_text(""))
+def test_calls_that_fail(served_run: Path, tmp_path: Path, failing_calls: Path, call: str, png: bytes) -> None:
+    (names := tmp_path / "names").touch()
+    with served(served_run, LD_PRELOAD=str(failing_calls), FAILING_CALLS=str(names)) as found:
+        holds(served_run, found, png, lambda: names.write_text(call), lambda: names.write_text(""))

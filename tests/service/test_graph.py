@@ -1,8 +1,6 @@
 """A service that searches its gallery along a graph, beside one that searches it exactly."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +9,10 @@ import pytest
 import torch
 
 from lam.cli import main
-from lam.service.engine import Engine
-from tests.service.asking import client_of, embedding
+from tests.runs.conftest import Lam
+from tests.service.asking import opened
 from tests.service.conftest import SMALL
 from tests.service.serving import started
-
-
-@contextmanager
-def client(run: Path, **options: Any) -> Iterator[Any]:
-    with closing(Engine(run, SMALL, **options)) as engine, client_of(engine) as opened:
-        yield opened
 
 
 def directions(count: int, seed: int = 0) -> list[list[float]]:
@@ -33,7 +25,7 @@ def test_a_graph_answers_as_an_exact_search_does(served_run: Path, tmp_path: Pat
     answers: dict[str, list[Any]] = {}
     for index in ("flat", "hnsw"):
         run = Path(shutil.copytree(served_run, tmp_path / index))
-        with client(run, index=index) as service:
+        with opened(run, SMALL, index=index) as (service, _):
             for number, direction in enumerate(directions(200)):
                 octant = "".join("+" if value > 0 else "-" for value in direction)  # so that neighbours agree
                 item = {"embedding": direction, "kappa": 40.0, "id": f"new{number}", "label": octant}
@@ -48,7 +40,7 @@ def test_a_graph_answers_as_an_exact_search_does(served_run: Path, tmp_path: Pat
 
 
 def test_the_model_says_how_much_is_found(served_run: Path) -> None:
-    with client(served_run, index="hnsw") as service:
+    with opened(served_run, SMALL, index="hnsw") as (service, _):
         model = service.get("/v1/model").json()
         assert model["index"] == "HNSW32"
         assert model["index_recall"] == {"queries": 60, "k": 10, "recall": 1.0, "hits": 50, "unchanged": 1.0}
@@ -56,22 +48,9 @@ def test_the_model_says_how_much_is_found(served_run: Path) -> None:
         assert set(schemas["RecallFields"]["required"]) == set(model["index_recall"])
         assert "index_recall" in schemas["ModelResponse"]["required"]
     for options in ({"index": "flat"}, {}):
-        with client(served_run, **options) as service:
+        with opened(served_run, SMALL, **options) as (service, _):
             model = service.get("/v1/model").json()
             assert (model["index"], model["index_recall"]) == ("Flat", None)
-
-
-def test_a_deleted_item_is_found_by_neither_kind_again(served_run: Path) -> None:
-    dimension = 3
-    for index, n_found in (("hnsw", 1), ("hnsw", 0), ("flat", 0), ("hnsw", 0)):
-        with client(served_run, index=index) as service:
-            if n_found:
-                assert service.post("/v1/items", json=embedding(dimension, id="gone")).status_code == 201
-            hits = service.post("/v1/search", json=embedding(dimension)).json()["hits"]
-            assert [hit["id"] for hit in hits].count("gone") == n_found
-            assert service.delete("/v1/items/gone").status_code == (200 if n_found else 404)
-            hits = service.post("/v1/search?k=100", json=embedding(dimension)).json()["hits"]
-            assert "gone" not in [hit["id"] for hit in hits]
 
 
 def test_the_start_says_how_much_is_found(served_run: Path) -> None:
@@ -84,15 +63,12 @@ def test_the_start_says_how_much_is_found(served_run: Path) -> None:
     )
 
 
-def test_two_kinds_at_once_or_one_that_is_none_are_refused(
-    served_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "run", "--index=hnsw", "--index", "milvus://db.example/items"]) == 1
-    said = capsys.readouterr().err
+def test_two_kinds_at_once_or_one_that_is_none_are_refused(served_run: Path, lam: Lam) -> None:
+    said = lam("serve", "run", "--index=hnsw", "--index", "milvus://db.example/items", code=1).err
     assert "give --index once, got hnsw, milvus://db.example/items" in said
     assert "a Milvus collection keeps its structure" in said
-    assert main(["serve", str(served_run), "--port=0", "--index=ivf"]) == 1
-    assert "index must be flat, hnsw or the address of a Milvus collection" in capsys.readouterr().err
+    said = lam("serve", served_run, "--port=0", "--index=ivf", code=1).err
+    assert "index must be flat, hnsw or the address of a Milvus collection" in said
 
 
 def test_the_command_passes_the_kind_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,8 @@ def many(shared_engine: Engine, writer: Engine) -> Iterator[tuple[TestClient, di
     writer.gallery.write(made)
     stored = {item.id: shared_engine.gallery.store.get(item.id) for item in made}
     stored |= {item_id: shared_engine.gallery.store.get(item_id) for item_id in map(str, range(60))}
-    yield (
-        client_of(shared_engine),
-        {key: (item.label, item.embedding) for key, item in stored.items() if item is not None},
-    )
+    found = {key: (item.label, item.embedding) for key, item in stored.items() if item is not None}
+    yield client_of(shared_engine), found
     writer.gallery.write([item.id for item in made])
 
 
@@ -59,11 +57,8 @@ def expected(
     groups: dict[str, list[str]] = {}
     for key in ranked:
         label, vector = stored[key]
-        if (
-            label
-            and float(vector.astype(np.float64) @ np.array(query)) >= threshold
-            and (label in groups or len(groups) < k)
-        ):
+        is_near = float(vector.astype(np.float64) @ np.array(query)) >= threshold
+        if label and is_near and (label in groups or len(groups) < k):
             group = groups.setdefault(label, [])
             if len(group) < size:
                 group.append(key)
@@ -161,9 +156,8 @@ def test_vectors_come_where_they_are_asked_for(many: Any) -> None:
     assert client.get("/v1/items/g7?with_vector=true").json()["vector"] == stored["g7"][1].tolist()
     assert client.get("/v1/items/g7").json()["vector"] is None
     page = client.get("/v1/items?limit=1000&with_vector=true").json()["items"]
-    assert {item["id"]: item["vector"] for item in page} == {
-        key: vector.tolist() for key, (_, vector) in stored.items()
-    }
+    listed = {item["id"]: item["vector"] for item in page}
+    assert listed == {key: vector.tolist() for key, (_, vector) in stored.items()}
 
 
 def test_a_vector_that_is_put_in_comes_out_to_the_last_digit(engine: Engine) -> None:

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -29,11 +30,10 @@ from lam.service.engine import Engine
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.models import SearchResponse
 from lam.service.queries import Query, Search
-from lam.utils.files import CorruptFileError
 from tests.helpers import stored
+from tests.runs.conftest import Lam
 from tests.service.conftest import SMALL
-from tests.service.serving import ROOT
-from tests.service.test_server import served
+from tests.service.serving import ROOT, served, until
 
 START = "import sys; from lam.cli import main; print('starting', flush=True); sys.exit(main())"
 TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")
@@ -84,13 +84,10 @@ def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeyp
 
 
 @pytest.mark.long
-def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
-    engine: Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(engine: Engine, lam: Lam) -> None:
     grown(engine, 30)
     assert engine.responder.state(len(engine.gallery)) == "stale"
-    assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 0
-    assert "gallery: 90 items" in capsys.readouterr().out
+    assert "gallery: 90 items" in lam("calibrate", engine.run.folder, *TARGETS).out
     assert engine.run.calibration.facts["gallery"] == "index"
     assert engine.responder.state(len(engine.gallery)) == "stale"
     engine.recalibrate()
@@ -98,13 +95,13 @@ def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(
 
 
 @pytest.mark.long
-def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_items_without_label_spoil_no_calibration(engine: Engine, lam: Lam) -> None:
     """Of what they show nobody can say whether it is a match: they would all count as none."""
     made = []
     for unlabelled in (0, 40):
         grown(engine, unlabelled, label="")
-        assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 0
-        made.append((engine.run.calibration, capsys.readouterr().out))
+        printed = lam("calibrate", engine.run.folder, *TARGETS).out
+        made.append((engine.run.calibration, printed))
     (before, said_before), (after, said_after) = made
     assert after.accept_above == before.accept_above
     assert after.reliability.expected_error == before.reliability.expected_error
@@ -157,22 +154,10 @@ def test_a_calibration_that_comes_during_a_search_is_of_the_next(
     assert second.decision is not None
 
 
-def test_a_calibration_that_cannot_be_read_leaves_the_old_one(engine: Engine) -> None:
-    before = engine.responder
-    tables = next((engine.run.folder / "calibration").glob("*/tables.safetensors"))
-    tables.write_bytes(tables.read_bytes()[:-1])
-    with pytest.raises(CorruptFileError, match="tables.safetensors"):
-        engine.recalibrate()
-    assert engine.responder is before
-
-
-def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(
-    served_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(served_run: Path, lam: Lam) -> None:
     shutil.rmtree(served_run / GALLERY)
-    assert main(["calibrate", str(served_run), *TARGETS]) == 1
     missing = "items.sqlite is missing or empty: restore it from a copy"
-    assert missing in capsys.readouterr().err
+    assert missing in lam("calibrate", served_run, *TARGETS, code=1).err
     for emptied in (False, True):  # what was added while serving would be gone, and nobody said so
         if emptied:
             (served_run / GALLERY).mkdir()
@@ -181,17 +166,14 @@ def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(
         assert (served_run / GALLERY).exists() == emptied
     with open_store(served_run / GALLERY):
         pass
-    assert main(["calibrate", str(served_run), *TARGETS]) == 1
-    assert "holds no items: `lam index` fills it" in capsys.readouterr().err
+    assert "holds no items: `lam index` fills it" in lam("calibrate", served_run, *TARGETS, code=1).err
 
 
-def test_items_that_were_lost_are_told(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_items_that_were_lost_are_told(engine: Engine, lam: Lam) -> None:
     engine.gallery.close()
     (engine.run.folder / GALLERY / FILE).unlink()
-    assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 1
-    assert "items.sqlite is missing or empty, but existed" in capsys.readouterr().err
-    assert main(["serve", str(engine.run.folder), "--port", "0"]) == 1
-    assert "restore it from a copy, or delete" in capsys.readouterr().err
+    assert "items.sqlite is missing or empty, but existed" in lam("calibrate", engine.run.folder, *TARGETS, code=1).err
+    assert "restore it from a copy, or delete" in lam("serve", engine.run.folder, "--port", "0", code=1).err
 
 
 @pytest.mark.long
@@ -201,48 +183,49 @@ def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:
         assert main(["calibrate", str(served_run), "--quiet", "--target-far=0.2"]) == 0
         assert found.ask("GET", "/v1/model")[1]["threshold"] == before
         found.process.send_signal(signal.SIGHUP)
-        until = time.monotonic() + 20
-        while (after := found.ask("GET", "/v1/model")[1]["threshold"]) == before and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: found.ask("GET", "/v1/model")[1]["threshold"] != before)
+        after = found.ask("GET", "/v1/model")[1]["threshold"]
         assert (before["far"], after["far"]) == (0.1, 0.2)
+
+
+@contextmanager
+def starting(*command: str) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
+    """A process that is killed at the end of the block, and what it prints."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tenth", range(10))
 def test_a_hangup_during_the_start_waits(served_run: Path, tenth: int) -> None:
-    command = [sys.executable, "-c", START, "serve", str(served_run), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "starting\n"
-            time.sleep(0.02 + 0.3 * tenth)
-            process.send_signal(signal.SIGHUP)
-            assert " items at http://127.0.0.1:" in process.stdout.readline()
-            time.sleep(0.5)
-            process.send_signal(signal.SIGHUP)
-            process.terminate()
-            process.send_signal(signal.SIGHUP)
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    with starting(sys.executable, "-c", START, "serve", str(served_run), "--port", "0") as (process, lines):
+        assert lines.readline() == "starting\n"
+        time.sleep(0.02 + 0.3 * tenth)
+        process.send_signal(signal.SIGHUP)
+        assert " items at http://127.0.0.1:" in lines.readline()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGHUP)
+        process.terminate()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tenth", range(10))
 def test_a_hangup_before_lam_is_loaded_is_ignored_where_the_shell_says_so(served_run: Path, tenth: int) -> None:
-    command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable, "-m", "lam", "serve", str(served_run)]
-    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        assert process.stdout is not None
-        try:
-            time.sleep(0.05 + 0.3 * tenth)
-            process.send_signal(signal.SIGHUP)
-            assert " items at http://127.0.0.1:" in process.stdout.readline()
-            process.send_signal(signal.SIGHUP)
-            time.sleep(0.5)
-            process.terminate()
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    command = ("sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable, "-m", "lam", "serve", str(served_run))
+    with starting(*command, "--port", "0") as (process, lines):
+        time.sleep(0.05 + 0.3 * tenth)
+        process.send_signal(signal.SIGHUP)
+        assert " items at http://127.0.0.1:" in lines.readline()
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 def test_a_hangup_that_waits_is_served_or_dropped() -> None:

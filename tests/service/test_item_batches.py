@@ -9,8 +9,9 @@ import http.client
 import json
 import random
 import shutil
-import threading
 import time
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from lam.gallery.item import Item
 from lam.gallery.operations import Batch, Fuse
 from lam.gallery.refusal import Refusal
 from lam.gallery.store import ItemStore
-from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
 from tests.milvus_servers import CONTRACTS
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
-from tests.service.serving import served
+from tests.service.serving import at_once, items_in, served
 
 INDEXES = CONTRACTS
 D = 3
@@ -132,21 +132,16 @@ def test_an_undone_batch_leaves_ledger_index_and_neighbours_as_they_are(tmp_path
             item("after"),
         ]
     )
-    assert not isinstance(before, Refusal)
-    assert not isinstance(undone, Refusal)
-    assert not isinstance(kept, Refusal)
-    assert not isinstance(after, Refusal)
+    assert not any(isinstance(answer, Refusal) for answer in (before, undone, kept, after))
     assert [type(part).__name__ for part in undone.parts] == ["Change", "Change", "Refusal"]
     assert [part.key for part in undone.parts if not isinstance(part, Refusal)] == [None, None]
     assert [type(part).__name__ for part in kept.parts] == ["Change", "Refusal"]
     assert len(gallery) == 4
     gallery.close()
-    store = ItemStore(tmp_path / "items.sqlite")
-    assert store.check() == []
-    assert {found.id: found.label for _, found in store.items_by_key()} == dict.fromkeys(
-        ("x", "before", "kept", "after"), "a"
-    )
-    store.close()
+    with closing(ItemStore(tmp_path / "items.sqlite")) as store:
+        assert store.check() == []
+        labels = {found.id: found.label for _, found in store.items_by_key()}
+    assert labels == dict.fromkeys(("x", "before", "kept", "after"), "a")
 
 
 @pytest.mark.long
@@ -182,19 +177,10 @@ def test_a_kill_leaves_each_batch_whole_or_absent(calibrated_run: Path, tmp_path
                     except (OSError, http.client.HTTPException):
                         return
 
-            sender = threading.Thread(target=send)
-            sender.start()
-            time.sleep(0.3 + random.Random(turn).random() / 2)
-            found.process.kill()
-            sender.join()
-        store = ItemStore(run / GALLERY / "items.sqlite")
-        assert store.check() == []
-        counts: dict[int, int] = {}
-        for _, item in store.items_by_key():
-            if "-" in item.id:
-                number = int(item.id.split("-")[0])
-                counts[number] = counts.get(number, 0) + 1
-        store.close()
+            with at_once([send]):
+                time.sleep(0.3 + random.Random(turn).random() / 2)
+                found.process.kill()
+        counts = Counter(int(item.id.split("-")[0]) for item in items_in(run) if "-" in item.id)
         assert acknowledged
         assert set(counts.values()) == {20}
         assert set(acknowledged) <= set(counts)

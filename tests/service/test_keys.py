@@ -32,14 +32,10 @@ def keys_in(path: Path, text: str, mode: int = 0o600) -> str:
 def test_every_operation_needs_at_least_the_right_that_its_method_says(shared_engine: Engine) -> None:
     """The rights are named in the schema; what changes the gallery needs more than to read."""
     paths = client_of(shared_engine).get("/openapi.json").json()["paths"]
-    rights = {
-        operation["operationId"]: (
-            method,
-            {name for way in operation["security"] for each in way.values() for name in each},
-        )
-        for path in paths.values()
-        for method, operation in path.items()
-    }
+    rights = {}
+    for method, operation in (each for path in paths.values() for each in path.items()):
+        needed = {name for way in operation["security"] for each in way.values() for name in each}
+        rights[operation["operationId"]] = (method, needed)
     assert all(rights[name] == ("post", {"read"}) for name in ("search", "embed", "verify"))
     assert all(rights[name] == ("get", set()) for name in ("get_health", "get_ready"))
     assert rights["delete_item"][1] == rights["put_item"][1] == rights["add_item"][1] == {"write"}

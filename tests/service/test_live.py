@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.cli import main
 from lam.runs.finished import Run
 from lam.runs.live import EVERY, LiveQueries, live_queries
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
 from lam.utils.files import CorruptFileError, read_json
 from lam.vmf.embeddings import Embeddings
-from tests.service.asking import PNG, client_of
+from tests.runs.conftest import Lam
+from tests.service.asking import PNG, embedding, opened
 from tests.service.conftest import encoded
 
 RATES = ("--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1", "--quiet")
@@ -25,25 +25,28 @@ def _query(number: int) -> tuple[Embeddings, torch.Tensor]:
     return Embeddings(torch.tensor([[1.0, 0.0, 0.0]]), one, one, one), torch.full((1, 4), float(number))
 
 
+def _kept(run: Run, size: int, numbers: range) -> LiveQueries:
+    """Live queries after some."""
+    live = LiveQueries(run, size)
+    for number in numbers:
+        live.add(*_query(number))
+    return live
+
+
 @pytest.mark.long
-def test_what_was_searched_for_is_kept_and_calibrated_on(
-    served_run: Path, png: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engine = Engine(served_run, ServiceSettings(keep_queries=30))
-    client = client_of(engine)
-    pictures = [encoded(Image.effect_noise((8, 8), 20 + shade)) for shade in range(20)]
-    for picture in pictures:
-        assert client.post("/v1/search", content=picture, headers=PNG).status_code == 200
-    client.post("/v1/search", json={"embedding": [1.0] + [0.0] * (engine.embedder.encoder.dimension - 1), "kappa": 5.0})
-    engine.close()
+def test_what_was_searched_for_is_kept_and_calibrated_on(served_run: Path, png: bytes, lam: Lam) -> None:
+    settings = ServiceSettings(keep_queries=30)
+    with opened(served_run, settings) as (client, engine):
+        for shade in range(20):
+            picture = encoded(Image.effect_noise((8, 8), 20 + shade))
+            assert client.post("/v1/search", content=picture, headers=PNG).status_code == 200
+        client.post("/v1/search", json=embedding(engine.gallery.dimension, kappa=5.0))
     embeddings, features = live_queries(Run(served_run))
     assert len(embeddings) == len(features) == 20  # no warming up, and nothing that came without features
-    assert main(["calibrate", str(served_run), "--unlabelled=live", *RATES]) == 0
-    assert "20 queries in live" in capsys.readouterr().out
+    assert "20 queries in live" in lam("calibrate", served_run, "--unlabelled=live", *RATES).out
 
-    engine = Engine(served_run, ServiceSettings(keep_queries=30))  # goes on where the other ended
-    client_of(engine).post("/v1/search", content=png, headers=PNG)
-    engine.close()
+    with opened(served_run, settings) as (client, _):  # goes on where the other ended
+        client.post("/v1/search", content=png, headers=PNG)
     again, _ = live_queries(Run(served_run))
     assert len(again) == 21
     assert torch.equal(again.mean[:20], embeddings.mean)
@@ -54,9 +57,7 @@ def test_however_many_come_so_many_are_kept_each_as_likely_as_any_other(served_r
     run, size, n, rounds = Run(served_run), 20, 80, 200
     counts = torch.zeros(n)
     for _ in range(rounds):
-        live = LiveQueries(run, size)
-        for number in range(n):
-            live.add(*_query(number))
+        live = _kept(run, size, range(n))
         assert live.seen == n
         kept = torch.cat([features for _, features in live._kept])[:, 0].long()
         assert len(kept.unique()) == size
@@ -67,9 +68,7 @@ def test_however_many_come_so_many_are_kept_each_as_likely_as_any_other(served_r
 
 def test_one_that_goes_on_with_another_size_prefers_none(served_run: Path) -> None:
     run = Run(served_run)
-    live = LiveQueries(run, 20)
-    for number in range(20):
-        live.add(*_query(number))
+    live = _kept(run, 20, range(20))
     live.write()
     kept = [int(features[0, 0]) for _ in range(40) for _, features in LiveQueries(run, 10)._kept]
     assert len(kept) == 400
@@ -77,10 +76,8 @@ def test_one_that_goes_on_with_another_size_prefers_none(served_run: Path) -> No
     for number in range(20, 80):
         live.add(*_query(number))
     live.write()
-    larger = LiveQueries(run, 60)
-    for number in range(80, 120):
-        larger.add(*_query(number))
-    assert len(larger._kept) == 20  # of the first 80 no more are left: others beside them would all be late ones
+    # of the first 80 no more are left: others beside them would all be late ones
+    assert len(_kept(run, 60, range(80, 120))._kept) == 20
 
 
 def test_one_that_is_kept_keeps_no_others_of_its_batch(served_run: Path) -> None:
@@ -97,9 +94,7 @@ def test_it_is_written_now_and_then_and_at_the_end_and_damage_is_named(served_ru
         live_queries(run)
     with pytest.raises(ValueError, match="queries to keep must be at least 1, got 0"):
         LiveQueries(run, 0)
-    live = LiveQueries(run, 500)
-    for number in range(EVERY + 5):
-        live.add(*_query(number))
+    live = _kept(run, 500, range(EVERY + 5))
     assert len(live_queries(run)[0]) == EVERY
     live.write()
     assert len(live_queries(run)[0]) == EVERY + 5
@@ -119,10 +114,9 @@ def test_where_they_cannot_be_written_the_search_goes_on(
 
     monkeypatch.setattr("lam.runs.live.EVERY", 1)
     monkeypatch.setattr("lam.utils.files.write_generation", full)
-    engine = Engine(served_run, ServiceSettings(keep_queries=5))
-    assert client_of(engine).post("/v1/search", content=png, headers=PNG).status_code == 200
-    assert "the live queries are not kept: [Errno 28] No space left on device" in caplog.text
-    engine.close()
+    with opened(served_run, ServiceSettings(keep_queries=5)) as (client, _):
+        assert client.post("/v1/search", content=png, headers=PNG).status_code == 200
+        assert "the live queries are not kept: [Errno 28] No space left on device" in caplog.text
     assert caplog.text.count("the live queries are not kept") == 2
 
 

@@ -2,17 +2,15 @@
 
 import base64
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import date
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import httpx
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -20,6 +18,7 @@ import torch
 from lam import client as module
 from lam.client import Answer, Client, Comparison, Embedding, Hit, Item, ServiceError
 from lam.service import models
+from tests.helpers import run_python
 from tests.service.serving import served
 
 KEY = "k" * 20
@@ -109,11 +108,11 @@ def test_a_key_that_no_header_holds_is_refused_and_not_shown(key: str) -> None:
     assert key not in str(refused.value)
 
 
+@pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize(
     ("id", "error"), [("none/../a", ValueError), ("..", ValueError), ("./a", ValueError), (5, TypeError)]
 )
-def test_an_id_never_leads_to_another_item(id: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+def test_an_id_never_leads_to_another_item(id: Any, error: type[Exception]) -> None:
     client, requests = answering()
     for ask in (client.get, client.delete, client.patch):
         with pytest.raises(error, match=r"an id has no part|an id must be a text, got int: give str"):
@@ -160,11 +159,19 @@ def test_no_answer_and_no_json_are_the_same_exception(tmp_path: Path) -> None:
         client.search(tmp_path / "none.png")
 
 
-def test_queries_are_sent_by_their_kind(png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * 6)
-    for query in (png, b"\xff\xd8\xff", b"RIFF1234WEBP", b"else", "where?", Embedding([1.0, 0.0], 5.0)):
+def requests_of(*calls: Callable[[Client], object]) -> list[httpx.Request]:
+    """What is sent by calls that are all refused."""
+    client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * len(calls))
+    for call in calls:
         with pytest.raises(ServiceError, match="418: tea"):
-            client.search(query)
+            call(client)
+    return requests
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_queries_are_sent_by_their_kind(png: bytes) -> None:
+    queries = (png, b"\xff\xd8\xff", b"RIFF1234WEBP", b"else", "where?", Embedding([1.0, 0.0], 5.0))
+    requests = requests_of(*(methodcaller("search", query) for query in queries))
     kinds = [request.headers["content-type"] for request in requests]
     assert kinds == [
         "image/png", "image/jpeg", "image/webp", "application/octet-stream", "application/json", "application/json",
@@ -173,19 +180,16 @@ def test_queries_are_sent_by_their_kind(png: bytes, monkeypatch: pytest.MonkeyPa
         {"text": "where?"}, {"embedding": "AACAPwAAAAA=", "kappa": 5.0},
     ]  # fmt: skip
     assert all(request.url.query == b"k=10&min_probability=0.0" for request in requests)
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     for query, kind in (([1.0, 0.0], "list"), (None, "NoneType")):
         with pytest.raises(TypeError, match=f"a query must be .*, got {kind}"):
-            client.search(query)  # pyright: ignore[reportArgumentType]
+            answering()[0].search(query)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("vector", [np.array([0.6, 0.8], np.float32), torch.tensor([0.6, 0.8])])
-def test_vectors_of_other_libraries_are_sent(vector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    client, requests = answering(httpx.Response(418, json={"error": "tea"}))
-    with pytest.raises(ServiceError, match="418"):
-        client.search(Embedding(vector, vector[0]))
-    sent = json.loads(requests[0].content)
+@pytest.mark.usefixtures("as_in_production")
+def test_vectors_of_other_libraries_are_sent(vector: Any) -> None:
+    (request,) = requests_of(methodcaller("search", Embedding(vector, vector[0])))
+    sent = json.loads(request.content)
     assert np.frombuffer(base64.b64decode(sent["embedding"]), "<f4").tolist() == pytest.approx([0.6, 0.8])
     assert sent["kappa"] == pytest.approx(0.6)
 
@@ -195,24 +199,20 @@ def test_vectors_of_other_libraries_are_sent(vector: Any, monkeypatch: pytest.Mo
     [(np.int64(7), 7), (np.float32(0.5), 0.5), (np.array([1, 2]), [1, 2]), (torch.tensor(3), 3), (np.str_("a"), "a")],
 )
 def test_values_of_other_libraries_are_sent_as_json(value: Any, sent: Any) -> None:
-    client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * 2)
-    with pytest.raises(ServiceError, match="418"):
-        client.add("text", metadata={"a": value})
-    with pytest.raises(ServiceError, match="418"):
-        client.search("text", filter={"must": [{"key": "a", "match": {"value": value}}]})
-    assert json.loads(requests[0].content)["metadata"] == {"a": sent}
-    assert json.loads(requests[1].url.params["filter"])["must"][0]["match"]["value"] == sent
+    filter = {"must": [{"key": "a", "match": {"value": value}}]}
+    add, search = methodcaller("add", "text", metadata={"a": value}), methodcaller("search", "text", filter=filter)
+    added, searched = requests_of(add, search)
+    assert json.loads(added.content)["metadata"] == {"a": sent}
+    assert json.loads(searched.url.params["filter"])["must"][0]["match"]["value"] == sent
 
 
 def test_texts_are_sent_as_utf_8_with_lone_surrogates_replaced() -> None:
-    client, requests = answering(httpx.Response(418, json={"error": "tea"}))
-    with pytest.raises(ServiceError, match="418"):
-        client.search("где? \ud83d")
-    assert requests[0].content == '{"text": "где? ?"}'.encode()
+    (request,) = requests_of(methodcaller("search", "где? \ud83d"))
+    assert request.content == '{"text": "где? ?"}'.encode()
 
 
-def test_values_that_json_cannot_hold_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("as_in_production")
+def test_values_that_json_cannot_hold_are_named() -> None:
     client, requests = answering()
     with pytest.raises(TypeError, match=r"metadata and filters hold .*, got date: give str\(value\)"):
         client.add("text", metadata={"day": date(2024, 1, 5)})
@@ -242,4 +242,4 @@ def test_the_file_alone_is_a_client() -> None:
         "sys.modules['alone'] = module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module); "
         "assert not {'lam', 'torch', 'numpy'} & set(sys.modules); module.Client('http://x')"
     )
-    subprocess.run([sys.executable, "-c", code, str(module.__file__)], check=True)
+    run_python("-c", code, module.__file__)

@@ -29,13 +29,13 @@ from lam.service.app import PAGE
 from tests.conftest import FinishedRun
 from tests.service.browser import CHROMIUM, Browser, browsing
 from tests.service.conftest import encoded
-from tests.service.serving import started
+from tests.service.serving import started, until
 
 pytestmark = pytest.mark.long
 
 TONES = ("match", "likely", "perhaps", "unknown", "abstain")
 KEY = "a-key"
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+Matched = tuple[bytes, dict[str, Any]]
 
 
 def tone_of(answer: dict[str, Any]) -> str:
@@ -62,15 +62,15 @@ def serving(run: Path, *module: str, **environment: str) -> Iterator[str]:
         yield address
 
 
-def search(address: str, body: bytes) -> dict[str, Any]:
-    request = urllib.request.Request(f"{address}/v1/search?k=100", body, {"Content-Type": "image/png"})
+def fetch(address: str, body: bytes | None = None, kind: str = "image/png", method: str | None = None) -> Any:
+    """What the service answers."""
+    request = urllib.request.Request(address, body, {"Content-Type": kind}, method=method)
     with urllib.request.urlopen(request) as response:
         return json.load(response)
 
 
-def in_force(address: str) -> dict[str, Any] | None:
-    with urllib.request.urlopen(f"{address}/v1/model") as response:
-        return json.load(response)["threshold"]
+def search(address: str, body: bytes) -> dict[str, Any]:
+    return fetch(f"{address}/v1/search?k=100", body)
 
 
 def digits() -> Iterator[bytes]:
@@ -89,7 +89,7 @@ def patches() -> Iterator[bytes]:
         yield encoded(photograph.crop((left, top, left + 90, top + 90)))
 
 
-def first(address: str, images: Iterator[bytes], decision: str) -> tuple[bytes, dict[str, Any]]:
+def first(address: str, images: Iterator[bytes], decision: str) -> Matched:
     """The first image that gets such a decision."""
     for image in images:
         answer = search(address, image)
@@ -111,17 +111,24 @@ def address(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
     with browsing(tmp_path_factory.mktemp("profile")) as found:
         yield found
+
+
+def opened(tab: Browser, address: str) -> None:
+    """Open the page, and wait for its desk."""
+    tab.show_as()
+    tab.open(address)
+    tab.wait("!document.querySelector('#desk').hidden")
 
 
 @pytest.fixture
 def page(tab: Browser, address: str) -> Iterator[Browser]:
     """The page, opened anew; afterwards nothing may have gone wrong in it."""
     tab.complaints.clear()
-    tab.show_as()
-    tab.open(address)
-    tab.wait("!document.querySelector('#desk').hidden")
+    opened(tab, address)
     yield tab
     assert tab.complaints == []
 
@@ -134,10 +141,29 @@ def answered(page: Browser) -> str:
     return page.text("#word")
 
 
+def give(page: Browser, file: Path, content: bytes, to: str = "#file") -> None:
+    file.write_bytes(content)
+    page.choose(to, file)
+
+
 def upload(page: Browser, file: Path, image: bytes) -> str:
-    file.write_bytes(image)
-    page.choose("#file", file)
+    give(page, file, image)
     return answered(page)
+
+
+@pytest.fixture
+def matched(page: Browser, address: str, tmp_path: Path) -> Matched:
+    """An image that finds a match, given to the page, and its answer."""
+    image, answer = first(address, digits(), "match")
+    upload(page, tmp_path / "digit.png", image)
+    return image, answer
+
+
+def in_view(page: Browser, selector: str) -> bool:
+    """Whether a part stands on the screen of a phone."""
+    place = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+    top, bottom = page.run(f"(({{top, bottom}}) => [top, bottom])({place})")
+    return -1 < top < bottom < 845  # scrolling ends at whole pixels
 
 
 def tone_of_page(page: Browser) -> str:
@@ -152,7 +178,6 @@ def asks(page: Browser, script: str) -> str:
     return answered(page)
 
 
-@needs_chromium
 @pytest.mark.parametrize(("images", "decision"), [(digits, "match"), (digits, "unknown"), (patches, "abstain")])
 def test_the_verdict_and_the_probability_come_first(
     page: Browser, address: str, tmp_path: Path, images: Callable[[], Iterator[bytes]], decision: str
@@ -176,24 +201,19 @@ def test_the_verdict_and_the_probability_come_first(
     assert set(tags[1:]) == {None}
 
 
-@needs_chromium
-def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str, tmp_path: Path) -> None:
-    image, answer = first(address, digits(), "match")
-    upload(page, tmp_path / "digit.png", image)
+def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str, matched: Matched) -> None:
+    _, answer = matched
     page.run("document.querySelector('#numbers').open = true")
     facts = page.text("#facts")
     for name in ("κ", "Best cosine", "Credible cap", "P(known)", "P(right | known)", "As good by chance"):
         assert name in facts
-    score = answer["hits"][0]["score"]
-    assert page.run(f"(async () => (await import('/numbers.js')).cosine({score}))()") in facts
+    assert page.call("numbers.cosine", answer["hits"][0]["score"]) in facts
     assert "Of searches with no match in the gallery at most" in page.text("#reason")
     assert "because this probability is above" in page.text("#reason")
-    with urllib.request.urlopen(f"{address}/v1/calibration") as response:
-        promised = json.load(response)["facts"]["false_accepts"]
+    promised = fetch(f"{address}/v1/calibration")["facts"]["false_accepts"]
     assert page.text("#promise") == f"This rate holds {promised}."
-    assert f"among the first {[hit['conformal'] for hit in answer['hits']].count(True)} items" in page.text(
-        "#hits-text"
-    )
+    depth = [hit["conformal"] for hit in answer["hits"]].count(True)
+    assert f"among the first {depth} items" in page.text("#hits-text")
     labels = [hit["label"] for hit in answer["hits"][:12]]
     agreeing = "All" if len(set(labels)) == 1 else labels.count(labels[0])
     assert f"{agreeing} of the 12 nearest items are “\u2068{labels[0]}\u2069”." in page.text("#hits-text")
@@ -203,7 +223,6 @@ def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str,
     assert page.run("[...document.querySelectorAll('#hits img')].every(({naturalWidth}) => naturalWidth === 8)")
 
 
-@needs_chromium
 def test_known_samples_and_a_stranger_are_at_hand(page: Browser) -> None:
     buttons = "document.querySelectorAll('.sample')"
     page.wait(f"[...{buttons}].every((one) => one.querySelector('img')?.complete)")
@@ -213,45 +232,32 @@ def test_known_samples_and_a_stranger_are_at_hand(page: Browser) -> None:
     for number in range(4):
         asks(page, f"{buttons}[{number}].click()")
         assert tone_of_page(page) in TONES
-        asked = page.run("document.querySelector('#asked img').naturalWidth")
-        assert asked == 8
+        assert page.run("document.querySelector('#asked img').naturalWidth") == 8
     assert tone_of_page(page) == "abstain"  # the stranger
 
 
-@needs_chromium
-def test_a_hit_is_searched_by(page: Browser, address: str, tmp_path: Path) -> None:
-    image, answer = first(address, digits(), "match")
-    upload(page, tmp_path / "digit.png", image)
-    hit = answer["hits"][1]
+def test_a_hit_is_searched_by(page: Browser, address: str, matched: Matched) -> None:
+    hit = matched[1]["hits"][1]
     assert f"id {hit['id']}" in page.run("document.querySelectorAll('#hits li')[1].innerText")
     name = page.run("document.querySelectorAll('#hits .open')[1].ariaLabel")
     assert name == f"Search by “\u2068{hit['label']}\u2069”, hit 2"
     asks(page, "document.querySelectorAll('#hits .open')[1].click()")
-    with urllib.request.urlopen(f"{address}/v1/items/{hit['id']}/search?k=100") as response:
-        expected = json.load(response)
+    expected = fetch(f"{address}/v1/items/{hit['id']}/search?k=100")
     assert page.text("#word") == words_of(expected)
     ids = page.run("[...document.querySelectorAll('#hits .facts dd:first-of-type')].map((id) => id.innerText)")
     assert ids == [one["id"] for one in expected["hits"][:12]]
     assert page.run("document.querySelector('#comparing').hidden")
 
 
-@needs_chromium
-def test_two_images_are_compared(page: Browser, address: str, tmp_path: Path) -> None:
-    image, _ = first(address, digits(), "match")
-    upload(page, tmp_path / "digit.png", image)
+def test_two_images_are_compared(page: Browser, address: str, tmp_path: Path, matched: Matched) -> None:
+    image, _ = matched
     page.run("document.querySelector('#comparing').open = true")
     for number, other in enumerate((image, next(patches()))):
-        file = tmp_path / f"other-{number}.png"
-        file.write_bytes(other)
-        page.choose("#other", file)
+        give(page, tmp_path / f"other-{number}.png", other, to="#other")
         page.wait("!document.querySelector('#compared').hidden")
-        pair = {
-            name: {"image": base64.b64encode(part).decode()} for name, part in (("first", image), ("second", other))
-        }
-        body = json.dumps(pair).encode()
-        request = urllib.request.Request(f"{address}/v1/verify", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as response:
-            expected = json.load(response)
+        first, second = ({"image": base64.b64encode(part).decode()} for part in (image, other))
+        body = json.dumps({"first": first, "second": second}).encode()
+        expected = fetch(f"{address}/v1/verify", body, "application/json")
         words = {"match": "The same", "abstain": "Not sure", "unknown": "Not the same"}
         sounds, probability = expected["decision"], expected["probability"]
         if (sounds == "match" and probability < 0.8) or (sounds == "unknown" and probability > 0.5):
@@ -261,10 +267,7 @@ def test_two_images_are_compared(page: Browser, address: str, tmp_path: Path) ->
         page.run("document.querySelector('#compared').hidden = true")
 
 
-@needs_chromium
-def test_a_comparison_overtakes_the_one_before(page: Browser, address: str, tmp_path: Path) -> None:
-    image, _ = first(address, digits(), "match")
-    upload(page, tmp_path / "digit.png", image)
+def test_a_comparison_overtakes_the_one_before(page: Browser, tmp_path: Path, matched: Matched) -> None:
     page.run("document.querySelector('#comparing').open = true")
     page.run("""const before = window.fetch;
         window.asked = 0;
@@ -275,9 +278,8 @@ def test_a_comparison_overtakes_the_one_before(page: Browser, address: str, tmp_
             }
             return before(address, options);
         };""")
-    for number, other in enumerate((image, next(patches()))):
-        (tmp_path / f"other-{number}.png").write_bytes(other)
-        page.choose("#other", tmp_path / f"other-{number}.png")
+    for number, other in enumerate((matched[0], next(patches()))):
+        give(page, tmp_path / f"other-{number}.png", other, to="#other")
         page.wait(f"window.asked > {number}")
     page.wait("!document.querySelector('#compared').hidden")
     second = page.run("document.querySelector('#other-asked img').src")
@@ -287,14 +289,11 @@ def test_a_comparison_overtakes_the_one_before(page: Browser, address: str, tmp_
     assert page.complaints == []
 
 
-@needs_chromium
 def test_a_cosine_below_1_is_not_shown_as_1(page: Browser) -> None:
-    values = [1, 0.5, -0.25, 0.9998, 0.999987721, -0.99999]
-    script = f"(async () => {json.dumps(values)}.map((await import('/numbers.js')).cosine))()"
-    assert page.run(script) == ["1.0000", "0.5000", "−0.2500", "0.9998", "0.999988", "−0.9999900"]
+    shown = [page.call("numbers.cosine", value) for value in (1, 0.5, -0.25, 0.9998, 0.999987721, -0.99999)]
+    assert shown == ["1.0000", "0.5000", "−0.2500", "0.9998", "0.999988", "−0.9999900"]
 
 
-@needs_chromium
 def test_words_of_pairs(page: Browser) -> None:
     pair = {"probability": 0.7, "score": 0.5, "far": 0.01, "kappa": [3.0, 8.0]}
     pair["threshold"] = {"accept_above": 0.6, "kappa_below": 5.0}
@@ -307,42 +306,36 @@ def test_words_of_pairs(page: Browser) -> None:
         ("abstain", 0.7, "Not sure", "abstain"),
         (None, None, "No decision", "none"),
     ):
-        given = json.dumps(pair | {"decision": decision, "probability": probability})
+        given = pair | {"decision": decision, "probability": probability}
         for answers, what in ((False, "he same"), (True, "he answer")):
-            script = f"(async () => (await import('/words.js')).aboutPair({given}, {json.dumps(answers)}))()"
-            tone, sign, word, why = page.run(script)
+            tone, sign, word, why = page.call("words.aboutPair", given, answers)
             assert (tone, word, bool(sign)) == (shown, said.replace("he same", what), True)
             assert ("κ of one is 3, below 5." if decision == "abstain" else "0.5000") in why
 
 
-@needs_chromium
 def test_a_gallery_of_identities_is_asked_whether_it_is_here(page: Browser) -> None:
     hit = {"id": "7", "label": "Ann", "score": 0.5, "metadata": {}}
     answer = {"probability": 0.896, "known": 0.9, "p_value": 0.02, "hits": [hit]}
-    script = """
-      (async () => {
-        const { probabilityOf, questionOf, verdictOf } = await import('/words.js');
-        const said = (kind) => (decision) =>
-          [verdictOf(decision, ANSWER, kind)[2], ...(probabilityOf(decision, ANSWER, SUMMARY) ?? [null])];
-        return ['classes', 'identities'].map((kind) =>
-          [questionOf(kind), ...['match', 'unknown', 'abstain', null].flatMap(said(kind))]);
-      })()""".replace("ANSWER", json.dumps(answer))
     ann, sure = "“\u2068Ann\u2069”", "89.6\xa0%"
     for share, condition in (
         (0.5, ", where half of all queries have no match"),
         (0.1, ", where 10.0\xa0% of all queries have no match"),
         (None, ""),
     ):
-        classes, identities = page.run(script.replace("SUMMARY", json.dumps({"share_without_match": share})))
-        right = f"that {ann} is right{condition}"
-        rest = ["Not sure", None, "No decision", None]
-        assert classes == [
-            *["Which is it?", f"It is {ann}", sure, right, f"Perhaps {ann}, or none of these", sure, right, *rest]
-        ]
-        assert identities == ["Is it here?", f"Yes: {ann}", sure, right, "Not recognised", sure, right, *rest]
+        right = [sure, f"that {ann} is right{condition}"]
+        for kind, question, *words in (
+            ("classes", "Which is it?", f"It is {ann}", f"Perhaps {ann}, or none of these"),
+            ("identities", "Is it here?", f"Yes: {ann}", "Not recognised"),
+        ):
+            assert page.call("words.questionOf", kind) == question
+            decisions = ("match", "unknown", "abstain", None)
+            said = [page.call("words.verdictOf", decision, answer, kind)[2] for decision in decisions]
+            assert said == [*words, "Not sure", "No decision"]
+            summary = {"share_without_match": share}
+            shown = [page.call("words.probabilityOf", decision, answer, summary) for decision in decisions]
+            assert shown == [right, right, None, None]
 
 
-@needs_chromium
 def test_a_verdict_is_no_surer_than_it_is_probable(page: Browser) -> None:
     ann = "“\u2068Ann\u2069”"
     expected = {
@@ -360,19 +353,11 @@ def test_a_verdict_is_no_surer_than_it_is_probable(page: Browser) -> None:
         ("identities", "abstain", 0.9): ["abstain", "Not sure"],
     }
     hits = [{"label": "Ann", "score": 0.5, "metadata": {}}]
-    cases = [
-        [kind, decision, {"probability": probability, "known": probability, "hits": hits}]
-        for kind, decision, probability in expected
-    ]
-    script = """
-      (async () => {
-        const { verdictOf } = await import('/words.js');
-        return CASES.map(([kind, decision, answer]) => verdictOf(decision, answer, kind));
-      })()""".replace("CASES", json.dumps(cases))
-    assert [[tone, words] for tone, _, words in page.run(script)] == list(expected.values())
+    for (kind, decision, probability), (tone, words) in expected.items():
+        answer = {"probability": probability, "known": probability, "hits": hits}
+        assert page.call("words.verdictOf", decision, answer, kind)[::2] == [tone, words]
 
 
-@needs_chromium
 def test_the_reason_says_what_decides_and_from_where_on(page: Browser) -> None:
     hits = [{"label": "Ann", "score": 0.5, "metadata": {}}]
     script = """
@@ -400,93 +385,67 @@ def test_the_reason_says_what_decides_and_from_where_on(page: Browser) -> None:
             assert (sentence == ending) == (limit is None)
 
 
-@needs_chromium
 def test_an_abstention_says_how_unusual_the_query_is_and_how_often_that_happens(page: Browser) -> None:
     answer = {"p_value": 0.028, "kappa": 3.0, "hits": [{"label": "Ann", "score": 0.5, "metadata": {}}]}
-    script = """
-      (async () => {
-        const { reason } = await import('/words.js');
-        const flag = { row: { rate: 0.05, kappa: 5 } };
-        return [false, true].map((byKappa) => reason('abstain', ANSWER, { flag, byKappa }));
-      })()""".replace("ANSWER", json.dumps(answer))
     often = "At most 5\xa0% of ordinary queries are left undecided like this."
-    assert page.run(script) == [
-        f"This is too unusual to be judged: of ordinary queries, 2.8\xa0% are as unusual as this one. {often}",
-        f"This is too unusual to be judged: its κ, 3, is below 5. {often}",
-    ]
+    for by_kappa, why in (
+        (False, "of ordinary queries, 2.8\xa0% are as unusual as this one"),
+        (True, "its κ, 3, is below 5"),
+    ):
+        thresholds = {"flag": {"row": {"rate": 0.05, "kappa": 5}}, "byKappa": by_kappa}
+        said = page.call("words.reason", "abstain", answer, thresholds)
+        assert said == f"This is too unusual to be judged: {why}. {often}"
 
 
-@needs_chromium
 def test_a_refusal_is_seen_wherever_the_page_is_scrolled_to(page: Browser, address: str, tmp_path: Path) -> None:
     page.show_as(width=390, height=844)
     upload(page, tmp_path / "digit.png", next(digits()))
     page.run("window.scrollTo(0, document.body.scrollHeight)")
-    (tmp_path / "letter.png").write_bytes(b"this is no image")
-    page.choose("#file", tmp_path / "letter.png")
+    give(page, tmp_path / "letter.png", b"this is no image")
     page.wait("!document.querySelector('#error').hidden")
-    top, bottom = page.run(
-        "(({top, bottom}) => [top, bottom])(document.querySelector('#error').getBoundingClientRect())"
-    )
-    assert -1 < top < bottom < 845  # scrolling ends at whole pixels
+    assert in_view(page, "#error")
     page.complaints[:] = [complaint for complaint in page.complaints if "415" not in complaint]
 
 
-@needs_chromium
 def test_a_rate_is_said_to_hold_of_whom_it_was_promised(page: Browser) -> None:
     facts = {"false_accepts": "for questions like those calibrated on; no bound for others"}
     facts["answers_wrong"] = "for queries like those calibrated on, none of them without a match in the gallery"
-    script = """
-      (async () => {
-        const { promiseOf } = await import('/words.js');
-        return ['match', 'unknown', 'abstain', null].map((decision) => promiseOf(decision, SUMMARY, MOVED));
-      })()"""
     whom = f"This rate holds {facts['false_accepts']}."
     answers = " Of the answered queries, at most 5\xa0% are wrong, with a confidence of 95\xa0%: "
     for wrong, moved, more in (
-        (None, "false", ""),
-        (0.05, "false", f"{answers}{facts['answers_wrong']}."),
-        (0.05, "true", ""),
+        (None, False, ""),
+        (0.05, False, f"{answers}{facts['answers_wrong']}."),
+        (0.05, True, ""),
     ):
-        summary = json.dumps({"facts": facts, "threshold": {"wrong": wrong}})
-        said = page.run(script.replace("SUMMARY", summary).replace("MOVED", moved))
+        summary = {"facts": facts, "threshold": {"wrong": wrong}}
+        decisions = ("match", "unknown", "abstain", None)
+        said = [page.call("words.promiseOf", decision, summary, moved) for decision in decisions]
         assert said == [f"{whom}{more}", whom, "", ""]
 
 
-@needs_chromium
 def test_what_tells_new_classes_is_said_with_what_it_rests_on(page: Browser) -> None:
     answer = {"kappa": 3.0, "kappa_capped": False, "p_known": None, "hits": []}
     for unseen, names in (({"p_new": 0.02, "p_in_gallery": 1.0}, ["New class", "Class here"]), (None, [])):
-        given = json.dumps(answer | {"unseen": unseen})
-        found, rests = page.run(f"""
-          (async () => {{
-            const {{ aboutUnseen, facts }} = await import('/words.js');
-            return [facts('abstain', {given}, {{}}).map(([name]) => name), aboutUnseen({given})];
-          }})()""")
-        assert found == [*names, "κ"]
+        given = answer | {"unseen": unseen}
+        assert [name for name, *_ in page.call("words.facts", "abstain", given, {})] == [*names, "κ"]
+        rests = page.call("words.aboutUnseen", given)
         assert ("is a random sample of incoming items" in rests) == bool(names)
 
 
-@needs_chromium
 def test_a_kappa_at_an_end_of_its_range_is_called_a_bound(page: Browser) -> None:
-    for kappa, capped, said in ((1e8, "true", "≥ 1.0e+8"), (1e-6, "true", "≤ 0.000001"), (3.0, "false", "3")):
-        answer = f"{{kappa: {kappa}, kappa_capped: {capped}, p_known: null, hits: [], unseen: null}}"
-        script = f"import('/words.js').then(({{ facts }}) => facts('abstain', {answer}, {{}})[0][1])"
-        assert page.run(script) == said
+    for kappa, capped, said in ((1e8, True, "≥ 1.0e+8"), (1e-6, True, "≤ 0.000001"), (3.0, False, "3")):
+        answer = {"kappa": kappa, "kappa_capped": capped, "p_known": None, "hits": [], "unseen": None}
+        assert page.call("words.facts", "abstain", answer, {})[0][1] == said
 
 
-@needs_chromium
 def test_a_credible_cap_that_holds_no_hit_is_left_out(page: Browser) -> None:
     answer = {"probability": 0.9, "kappa": 3.0, "kappa_capped": False, "p_known": None, "credible_cosine": 0.9}
-    script = """
-      (async () => {
-        const { aboutAngles, facts } = await import('/words.js');
-        return [facts('abstain', ANSWER, {}).map(([name]) => name), aboutAngles(ANSWER, 0.6),
-          aboutAngles(ANSWER, null)];
-      })()"""
     for credible in (True, False):
         hits = [{"label": "", "id": "7", "score": 0.7, "credible": credible, "metadata": {}}]
-        names, said, without = page.run(script.replace("ANSWER", json.dumps(answer | {"hits": hits})))
-        assert "accept threshold" not in without
+        given = answer | {"hits": hits}
+        names = [name for name, *_ in page.call("words.facts", "abstain", given, {})]
+        said = page.call("words.aboutAngles", given, 0.6)
+        assert "accept threshold" not in page.call("words.aboutAngles", given, None)
         assert ("Credible cap" in names, "cap" in said) == (credible, credible)
         assert "1 above the accept threshold (filled)" in said
         drawn = page.run(f"""
@@ -498,7 +457,6 @@ def test_a_credible_cap_that_holds_no_hit_is_left_out(page: Browser) -> None:
         assert drawn == [int(credible), credible]
 
 
-@needs_chromium
 @pytest.mark.parametrize(("low", "high"), [(571.0, 579.0), (250.0, 630.0), (210.0, 480.0), (110.0, 1900.0), (2.1, 9.9)])
 def test_kappa_has_a_scale_however_narrow_its_range(page: Browser, low: float, high: float) -> None:
     marks = page.run(f"""
@@ -511,23 +469,18 @@ def test_kappa_has_a_scale_however_narrow_its_range(page: Browser, low: float, h
     assert all(0.9 * low <= float(mark.replace(",", "")) <= 1.1 * high for mark in marks)
 
 
-@needs_chromium
 def test_which_doubt_it_is_is_said_in_words(page: Browser, address: str) -> None:
     parts = {"p_known": 0.02, "kappa_aleatoric": 7.0, "kappa_epistemic": 900.0, "kappa": 3.0, "kappa_capped": False}
     answer = {"probability": 0.9, "hits": [], "credible_cosine": 0.5, **parts}
-    script = """
-      (async () => {
-        const { doubtOf, facts } = await import('/words.js');
-        return [doubtOf(ANSWER), facts('match', ANSWER, {}).map(([name, , meaning]) => [name, meaning])];
-      })()"""
     for doubt in ("I have not seen such a thing", "this could be several things", "", None):
-        said, numbers = page.run(script.replace("ANSWER", json.dumps(answer | {"doubt": doubt})))
-        assert said == (f"“{doubt[0].upper()}{doubt[1:]}.”" if doubt else "")
-        assert ["Seen before", "small: I have not seen such a thing"] in numbers
-        assert ["κ of the posterior", "small: training leaves the embedding open"] in numbers
-        assert ["κ of ambiguity", "small: this could be several things"] in numbers
-    _, numbers = page.run(script.replace("ANSWER", json.dumps(answer | {"doubt": None, "p_known": None})))
-    assert [name for name, _ in numbers] == ["κ"]
+        given = answer | {"doubt": doubt}
+        assert page.call("words.doubtOf", given) == (f"“{doubt[0].upper()}{doubt[1:]}.”" if doubt else "")
+        meanings = {name: meaning for name, _, meaning in page.call("words.facts", "match", given, {})}
+        assert meanings["Seen before"] == "small: I have not seen such a thing"
+        assert meanings["κ of the posterior"] == "small: training leaves the embedding open"
+        assert meanings["κ of ambiguity"] == "small: this could be several things"
+    numbers = page.call("words.facts", "match", answer | {"doubt": None, "p_known": None}, {})
+    assert [name for name, *_ in numbers] == ["κ"]
 
 
 def tab_to(page: Browser, condition: str) -> None:
@@ -539,10 +492,8 @@ def tab_to(page: Browser, condition: str) -> None:
     raise AssertionError(condition)
 
 
-@needs_chromium
 def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address: str, tmp_path: Path) -> None:
-    with urllib.request.urlopen(f"{address}/v1/calibration") as response:
-        calibration = json.load(response)
+    calibration = fetch(f"{address}/v1/calibration")
     answers = ((image, search(address, image)) for image in digits())  # unusual enough for the slider
     image, answer = next(each for each in answers if each[1]["decision"] == "unknown" and each[1]["p_value"] < 0.4)
     upload(page, tmp_path / "digit.png", image)
@@ -578,7 +529,6 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
     assert page.run("document.querySelector('#what-if').hidden")
 
 
-@needs_chromium
 def test_thresholds_other_than_those_in_force(page: Browser) -> None:
     calibration = {
         "threshold": {"accept": "probability", "accept_above": 0.7, "flag": "kappa", "kappa_below": 20.0, "ood": 0.2},
@@ -613,7 +563,6 @@ def test_thresholds_other_than_those_in_force(page: Browser) -> None:
     assert by_another == ["served", "match", "unknown", "abstain", "match", "match"]
 
 
-@needs_chromium
 def test_everything_is_reached_by_tab_and_has_a_name(page: Browser) -> None:
     page.wait("[...document.querySelectorAll('.sample')].every((one) => one.querySelector('img'))")
     seen = []
@@ -634,7 +583,6 @@ def test_everything_is_reached_by_tab_and_has_a_name(page: Browser) -> None:
             assert node["name"]["value"], node
 
 
-@needs_chromium
 def test_images_are_dropped_pasted_and_drawn(page: Browser) -> None:
     made = (
         "const made = new OffscreenCanvas(9, 9), data = new DataTransfer(); made.getContext('2d').fillRect(0, 0, 9, 9);"
@@ -644,58 +592,45 @@ def test_images_are_dropped_pasted_and_drawn(page: Browser) -> None:
         "new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true})",
         "new ClipboardEvent('paste', {clipboardData: data, bubbles: true})",
     ):
-        page.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
-        page.run(f"(async () => {{ {made} document.body.dispatchEvent({event}); }})()")
-        answered(page)
+        asks(page, f"(async () => {{ {made} document.body.dispatchEvent({event}); }})()")
         assert tone_of_page(page) in TONES
     page.run("document.querySelector('#draw-search').click()")
     page.wait("document.querySelector('#error').innerText === 'Nothing is drawn yet.'")
-    page.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
     x, y = page.run("(({x, y}) => [x, y])(document.querySelector('#canvas').getBoundingClientRect())")
     page.drag((x + 110, y + 20), (x + 110, y + 100), (x + 110, y + 200), (x + 110, y + 200))
-    page.run("document.querySelector('#draw-search').click()")
-    answered(page)
+    asks(page, "document.querySelector('#draw-search').click()")
     assert tone_of_page(page) in TONES
     assert page.run("document.querySelector('#error').hidden")
 
 
-@needs_chromium
 def test_refusals_are_said_in_words(page: Browser, tmp_path: Path) -> None:
-    (tmp_path / "text.png").write_bytes(b"hello")
-    page.choose("#file", tmp_path / "text.png")
+    give(page, tmp_path / "text.png", b"hello")
     page.wait("!document.querySelector('#error').hidden")
     assert "no image of an allowed format. Allowed: image/jpeg" in page.text("#error")
     assert page.text("#word") == "No answer"
-    (tmp_path / "large.png").write_bytes(bytes(11 * 2**20))
-    page.choose("#file", tmp_path / "large.png")
+    give(page, tmp_path / "large.png", bytes(11 * 2**20))
     page.wait("document.querySelector('#error').innerText.includes('11 MiB')")
     assert [complaint for complaint in page.complaints if "415" not in complaint] == []
     page.complaints.clear()
 
 
-@needs_chromium
 def test_what_the_gallery_holds_is_text(page: Browser, address: str, tmp_path: Path) -> None:
     image = encoded(Image.radial_gradient("L").resize((8, 8)))
     markup = "<img src=x onerror=document.title='taken'>"
-    request = urllib.request.Request(
-        f"{address}/v1/items?id=markup&label={urllib.parse.quote(markup)}", image, {"Content-Type": "image/png"}
-    )
-    urllib.request.urlopen(request).close()
+    fetch(f"{address}/v1/items?id=markup&label={urllib.parse.quote(markup)}", image)
     upload(page, tmp_path / "gradient.png", image)
     assert "<img src=x" in page.text("#hits li")
     assert page.run("document.title") == "Which is it? – lam"
     stored = {"id": "17", "metadata": {"text": "hidden", markup: markup, "many": [1, {"a": 2}], "long": "x" * 200}}
     stored["metadata"] |= {"turned": "\u202egnp", "fifth": 5, "sixth": None}
-    rows = page.run(f"(async () => (await import('/words.js')).metadataOf({json.dumps(stored)}))()")
     cut = f"{markup[:39]}…"
-    assert rows == [
+    assert page.call("words.metadataOf", stored) == [
         *[["id", "17"], [cut, markup], ["many", '[1,{"a":2}]'], ["long", "x" * 79 + "…"], ["turned", "\ufffdgnp"]],
         ["and", "2 more"],
     ]
-    urllib.request.urlopen(urllib.request.Request(f"{address}/v1/items/markup", method="DELETE")).close()
+    fetch(f"{address}/v1/items/markup", method="DELETE")
 
 
-@needs_chromium
 @pytest.mark.parametrize(
     ("label", "shown"),
     [
@@ -710,37 +645,30 @@ def test_what_the_gallery_holds_is_text(page: Browser, address: str, tmp_path: P
 )
 def test_no_label_breaks_the_page(page: Browser, address: str, tmp_path: Path, label: str, shown: str) -> None:
     image = encoded(Image.radial_gradient("L").resize((9, 9)))
-    path = f"{address}/v1/items?id=odd&label={urllib.parse.quote(label)}"
-    with urllib.request.urlopen(urllib.request.Request(path, image, {"Content-Type": "image/png"})) as response:
-        assert json.load(response)["label"] == label
+    assert fetch(f"{address}/v1/items?id=odd&label={urllib.parse.quote(label)}", image)["label"] == label
     page.show_as(width=340)
     upload(page, tmp_path / "gradient.png", image)
     assert page.run("document.querySelector('#hits li bdi').textContent") == shown
-    script = f"(async () => (await import('/words.js')).named({json.dumps({'label': label, 'metadata': {}})}))()"
-    assert page.run(script) == f"“\u2068{shown}\u2069”"
+    assert page.call("words.named", {"label": label, "metadata": {}}) == f"“\u2068{shown}\u2069”"
     assert page.run("document.documentElement.scrollWidth") <= 340
     assert page.run("Math.max(...[...document.querySelectorAll('#hits li')].map((card) => card.offsetHeight))") < 500
     assert not set("\u202a\u202b\u202c\u202d\u202e") & set(page.run("document.body.textContent"))
-    urllib.request.urlopen(urllib.request.Request(f"{address}/v1/items/odd", method="DELETE")).close()
+    fetch(f"{address}/v1/items/odd", method="DELETE")
 
 
-@needs_chromium
-def test_hits_say_what_they_were_made_of(page: Browser, address: str, tmp_path: Path) -> None:
-    hits: list[dict[str, Any]] = [
-        {"images": 1, "uncertain": None, "metadata": {}},
-        {"images": 1, "uncertain": True, "metadata": {}},
-        {"images": 3, "uncertain": False, "metadata": {}},
-        {"images": 3, "uncertain": False, "metadata": {"text": "a cat"}},
-    ]
-    script = f"(async () => {json.dumps(hits)}.map((await import('/words.js')).aboutImages))()"
-    assert page.run(script) == ["", " (uncertain: below the flag)", " of 3 images", " of 3 texts"]
-    image, answer = first(address, digits(), "match")
-    upload(page, tmp_path / "digit.png", image)
+def test_hits_say_what_they_were_made_of(page: Browser, matched: Matched) -> None:
+    for images, uncertain, metadata, said in (
+        (1, None, {}, ""),
+        (1, True, {}, " (uncertain: below the flag)"),
+        (3, False, {}, " of 3 images"),
+        (3, False, {"text": "a cat"}, " of 3 texts"),
+    ):
+        hit = {"images": images, "uncertain": uncertain, "metadata": metadata}
+        assert page.call("words.aboutImages", hit) == said
     shown = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.innerText)")
-    assert ["uncertain" in card for card in shown] == [hit["uncertain"] for hit in answer["hits"][:12]]
+    assert ["uncertain" in card for card in shown] == [hit["uncertain"] for hit in matched[1]["hits"][:12]]
 
 
-@needs_chromium
 def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) -> None:
     answer = {"hits": [{}, {}, {}]}
     for depth, said in (
@@ -750,34 +678,29 @@ def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) ->
         (None, None),
     ):
         for decision in ("match", "unknown", "abstain"):
-            given = json.dumps([decision, answer, {"depth": depth, "threshold": {"conformal_miss": 0.05}}])
-            found = page.run(f"(async () => (await import('/words.js')).aboutSet(...{given}))()")
+            summary = {"depth": depth, "threshold": {"conformal_miss": 0.05}}
+            found = page.call("words.aboutSet", decision, answer, summary)
             if said is None or decision != "match":
                 assert found == ""
             else:
                 assert found.endswith(f" at least 95.0\xa0% have one {said}")
 
 
-@needs_chromium
 def test_a_stale_calibration_is_mended_without_a_restart(page: Browser) -> None:
-    script = "(async () => (await import('/words.js')).aboutStale(90, {gallery_size: 60}))()"
-    assert "Run “lam calibrate RUN”, send the service a SIGHUP, and reload" in page.run(script)
-    script = "(async () => { const { aboutWatch } = await import('/words.js'); "
-    script += "return [false, true].map((isStale) => aboutWatch('holds', isStale)); })()"
-    assert page.run(script) == ["The promise holds.", ""]
+    said = page.call("words.aboutStale", 90, {"gallery_size": 60})
+    assert "Run “lam calibrate RUN”, send the service a SIGHUP, and reload" in said
+    watched = [page.call("words.aboutWatch", "holds", is_stale) for is_stale in (False, True)]
+    assert watched == ["The promise holds.", ""]
 
 
-@needs_chromium
 def test_a_calibration_and_a_picture_that_come_later_are_shown(tab: Browser, served_run: Path, tmp_path: Path) -> None:
     """Calibrated twice, and an item put in another's place, while the page stays open."""
     (tmp_path / "digit.png").write_bytes(next(digits()))
     thresholds = "document.querySelector('#thresholds').hidden"
     sizes = "[...document.querySelectorAll('#hits img')].map((image) => image.naturalWidth)"
     shutil.move(served_run / "calibration", tmp_path / "calibration")
-    tab.show_as()
     with started("lam", "serve", run=served_run) as (process, address, _):
-        tab.open(address)
-        tab.wait("!document.querySelector('#desk').hidden")
+        opened(tab, address)
         tab.choose("#file", tmp_path / "digit.png")
         answered(tab)
         assert tab.run(thresholds)
@@ -790,7 +713,9 @@ def test_a_calibration_and_a_picture_that_come_later_are_shown(tab: Browser, ser
             calibrate_run(served_run, CalibrationOptions(targets=targets, flag=flag), progress=False)
             process.send_signal(signal.SIGHUP)
             until = time.monotonic() + 20
-            while (threshold := in_force(address) or {}).get("far") != far and time.monotonic() < until:
+            while (threshold := fetch(f"{address}/v1/model")["threshold"] or {}).get(
+                "far"
+            ) != far and time.monotonic() < until:
                 time.sleep(0.05)
             tab.choose("#file", tmp_path / "digit.png")
             by, above = threshold["accept"], threshold["accept_above"]
@@ -804,15 +729,13 @@ def test_a_calibration_and_a_picture_that_come_later_are_shown(tab: Browser, ser
         best = search(address, (tmp_path / "digit.png").read_bytes())["hits"][0]["id"]
         with Image.open(tmp_path / "digit.png") as image:
             larger = encoded(image.resize((48, 48), Image.Resampling.NEAREST))
-        item, kind = f"{address}/v1/items/{best}", {"Content-Type": "image/png"}
-        urllib.request.urlopen(urllib.request.Request(item, larger, kind, method="PUT")).close()
+        fetch(f"{address}/v1/items/{best}", larger, method="PUT")
         tab.choose("#file", tmp_path / "digit.png")
         tab.wait(f"{sizes}.includes(48)")
         answered(tab)
     assert tab.complaints == []
 
 
-@needs_chromium
 def test_a_file_that_is_too_large_leaves_what_is_asked(page: Browser) -> None:
     page.run("""(async () => {
         const canvas = new OffscreenCanvas(9, 9);
@@ -835,13 +758,10 @@ def choose_folder(page: Browser, folder: Path) -> None:
     """
     page.run("document.querySelector('#folder').removeAttribute('webkitdirectory')")
     page.run("document.querySelector('#folder').multiple = true")
-    root = page("DOM.getDocument")["root"]["nodeId"]
-    node = page("DOM.querySelector", nodeId=root, selector="#folder")["nodeId"]
-    page("DOM.setFileInputFiles", files=[str(file) for file in sorted(folder.iterdir())], nodeId=node)
+    page.choose("#folder", *sorted(folder.iterdir()))
     page.wait("/done|stopped/.test(document.querySelector('#bulk-progress').textContent)")
 
 
-@needs_chromium
 def test_a_folder_becomes_a_table_and_a_csv(page: Browser, address: str, tmp_path: Path) -> None:
     folder, saved = tmp_path / "folder", tmp_path / "saved"
     folder.mkdir()
@@ -858,9 +778,7 @@ def test_a_folder_becomes_a_table_and_a_csv(page: Browser, address: str, tmp_pat
     )
     page("Page.setDownloadBehavior", behavior="allow", downloadPath=str(saved))
     page.run("document.querySelector('#bulk-csv').click()")
-    until = time.monotonic() + 20
-    while not (saved / "decisions.csv").exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    until((saved / "decisions.csv").exists)
     with (saved / "decisions.csv").open(encoding="utf-8-sig", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["file", "decision", "label", "probability", "kappa", "error"]
@@ -882,7 +800,6 @@ def test_a_folder_becomes_a_table_and_a_csv(page: Browser, address: str, tmp_pat
     assert page.run("document.documentElement.scrollWidth") <= 1180
 
 
-@needs_chromium
 def test_a_dropped_folder_is_read_to_its_end(page: Browser) -> None:
     """Also where a reader gives some entries at a time, and for folders in folders."""
     script = """(async () => {
@@ -901,21 +818,16 @@ def test_a_dropped_folder_is_read_to_its_end(page: Browser) -> None:
     assert page.run(script) == [["a/1.png", "a/2.webp", "a/b/3.JPG"], 1, None, [2, 1], [1, 1, 1]]
 
 
-@needs_chromium
 def test_no_cell_of_the_csv_is_a_formula(page: Browser) -> None:
     names = ["=1", "+1", "-1", "@a", "\t=1", " =1", 'a "b", c\nd', "plain"]
-    rows = [
-        {"file": name, "decision": "match", "label": name, "probability": 0.5, "kappa": -1, "error": ""}
-        for name in names
-    ]
-    text = page.run(f"(async () => (await import('/bulk.js')).csvOf({json.dumps(rows)}))()")
+    row = {"decision": "match", "probability": 0.5, "kappa": -1, "error": ""}
+    text = page.call("bulk.csvOf", [{"file": name, "label": name, **row} for name in names])
     assert text.startswith("\ufeff")
     found = list(csv.DictReader(io.StringIO(text[1:])))
     assert [row["file"] for row in found] == [f"'{name}" for name in names[:6]] + names[6:]
     assert {(row["probability"], row["kappa"]) for row in found} == {("0.5", "-1")}
 
 
-@needs_chromium
 def test_a_folder_without_images_says_so(page: Browser) -> None:
     page.run("""(() => {
         const data = new DataTransfer();
@@ -927,17 +839,14 @@ def test_a_folder_without_images_says_so(page: Browser) -> None:
     assert "no JPEG, PNG or WebP file" in page.text("#error")
 
 
-@needs_chromium
-def test_it_fits_narrow_screens(page: Browser, address: str, tmp_path: Path) -> None:
-    image, _ = first(address, digits(), "match")
-    upload(page, tmp_path / "digit.png", image)
+@pytest.mark.usefixtures("matched")
+def test_it_fits_narrow_screens(page: Browser) -> None:
     page.show_as(scheme="dark", width=340)
     page.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     assert page.run("document.documentElement.scrollWidth") <= 340
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(18, 21, 27)"
 
 
-@needs_chromium
 def test_on_a_phone_the_answer_is_in_view(page: Browser, address: str, tmp_path: Path) -> None:
     page.show_as(width=390, height=844)
     page.run("scrollTo(0, 0)")
@@ -945,19 +854,13 @@ def test_on_a_phone_the_answer_is_in_view(page: Browser, address: str, tmp_path:
     upload(page, tmp_path / "digit.png", image)
     for _ in range(2):
         for part in ("#word", "#probability", "#asked img"):
-            top, bottom = page.run(
-                f"(({{top, bottom}}) => [top, bottom])(document.querySelector('{part}').getBoundingClientRect())"
-            )
-            assert -1 < top < bottom < 845  # scrolling ends at whole pixels
+            assert in_view(page, part), part
         asks(page, "document.querySelectorAll('#hits .open')[5].click()")
 
 
-@needs_chromium
 def test_texts_are_asked_compared_and_shown(tab: Browser, served_texts: Path) -> None:
     with serving(served_texts, "tests.service.serve_quickly") as address:
-        tab.show_as()
-        tab.open(address)
-        tab.wait("!document.querySelector('#desk').hidden")
+        opened(tab, address)
         sentences = tab.run("[...document.querySelectorAll('.sample')].map((one) => one.innerText)")
         assert len(sentences) == 4
         assert [sentence.startswith("where is") for sentence in sentences] == [True, True, True, False]
@@ -987,7 +890,6 @@ def test_texts_are_asked_compared_and_shown(tab: Browser, served_texts: Path) ->
         assert tab.complaints == []
 
 
-@needs_chromium
 def test_without_a_calibration_it_says_how_to_make_one(
     tab: Browser, run_copy: Path, tmp_path: Path, png: bytes
 ) -> None:
@@ -1022,7 +924,6 @@ def test_the_page_asks_no_other_host_and_puts_in_text_only(address: str) -> None
             assert forbidden not in content, (name, forbidden)
 
 
-@needs_chromium
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["kappa", "combined"])
 def test_the_demo_from_start_to_end(flag: Any, tab: Browser, tmp_path: Path) -> None:
@@ -1031,9 +932,7 @@ def test_the_demo_from_start_to_end(flag: Any, tab: Browser, tmp_path: Path) -> 
         assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}"]) == 0
     calibrate_run(tmp_path / "run", CalibrationOptions(targets=Targets(far=0.01), flag=flag), progress=False)
     with serving(tmp_path / "run") as address:
-        tab.show_as()
-        tab.open(address)
-        tab.wait("!document.querySelector('#desk').hidden")
+        opened(tab, address)
         shares = []
         for images in (digits(), patches()):
             words = []
@@ -1048,17 +947,14 @@ def test_the_demo_from_start_to_end(flag: Any, tab: Browser, tmp_path: Path) -> 
         assert tab.complaints == []
 
 
-@needs_chromium
-def test_an_answer_can_be_judged(page: Browser, address: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("matched")
+def test_an_answer_can_be_judged(page: Browser, address: str) -> None:
     page.wait("!document.querySelector('#watch').hidden")
-    image, _ = first(address, digits(), "match")
-    upload(page, tmp_path / "digit.png", image)
     assert page.text("#watch").startswith("The promise ")
     judgements = page.run("[...document.querySelectorAll('#judging button')].map(({innerText: text}) => text)")
     assert judgements == ["Right", "Wrong: the gallery holds another", "Wrong: the gallery does not hold it"]
     page.run("document.querySelector('#judging button').click()")
     page.wait("!document.querySelector('#judged').hidden")
     assert page.run("document.querySelector('#judging').hidden")
-    with urllib.request.urlopen(f"{address}/v1/model") as response:
-        tests = {test["name"]: test["n"] for test in json.load(response)["promise"]["tests"]}
+    tests = {test["name"]: test["n"] for test in fetch(f"{address}/v1/model")["promise"]["tests"]}
     assert tests["wrong"] == 1

@@ -1,13 +1,14 @@
 """Ids that are paths, and changes of label and metadata alone."""
 
 import json
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
 from tests.milvus_servers import CONTRACTS
-from tests.service.asking import PNG, client_of, embedding, refused
+from tests.service.asking import PNG, client_of, embedding, opened, refused
 
 INDEXES = CONTRACTS
 
@@ -24,10 +25,8 @@ def test_ids_may_be_paths(engine: Engine, png: bytes) -> None:
     assert client.post("/v1/search?k=1", content=png, headers=PNG).json()["hits"][0]["id"] == name
     assert client.post("/v1/items", params={"id": "dogs/1.jpg"}, content=png, headers=PNG).status_code == 201
     filter = json.dumps({"must": [{"has_id": [name, "dogs/1.jpg"]}]})
-    assert [item["id"] for item in client.get("/v1/items", params={"filter": filter}).json()["items"]] == [
-        name,
-        "dogs/1.jpg",
-    ]
+    listed = client.get("/v1/items", params={"filter": filter}).json()["items"]
+    assert [item["id"] for item in listed] == [name, "dogs/1.jpg"]
     assert client.get("/v1/items", params={"after": "cats/z", "limit": 1}).json()["items"][0]["id"] == "dogs/1.jpg"
     assert client.delete("/v1/items/cats/old%20ones/1.jpg").json()["id"] == name
     refused(client.get("/v1/items/cats/old ones/1.jpg"), 404)
@@ -84,33 +83,25 @@ def test_a_patch_changes_label_and_metadata_alone(engine: Engine, png: bytes) ->
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    "body",
     [
-        ({}, 422),
-        ({"labels": "a"}, 422),
-        ({"label": 1}, 422),
-        ({"label": "a\x00"}, 422),
-        ({"label": "a" * 2000}, 422),
-        ({"metadata": []}, 422),
-        ({"metadata": {"a": "x" * 20_000}}, 422),
-        ([], 422),
+        *[{}, {"labels": "a"}, {"label": 1}, {"label": "a\x00"}, {"label": "a" * 2000}],
+        *[{"metadata": []}, {"metadata": {"a": "x" * 20_000}}, []],
     ],
 )
-def test_a_wrong_patch_changes_nothing(engine: Engine, body: object, status: int) -> None:
+def test_a_wrong_patch_changes_nothing(engine: Engine, body: object) -> None:
     client, name = client_of(engine), "/v1/items/mine"
     client.put(name, json=embedding(engine.gallery.dimension, label="oak"))
     before = client.get(name).json()
-    refused(client.patch(name, json=body), status)
+    refused(client.patch(name, json=body), 422)
     assert client.get(name).json() == before
     refused(client.patch("/v1/items/other", json={"label": "a"}), 404)
     refused(client.patch(name, content=b"{}", headers=PNG), 415)
 
 
-def test_the_text_of_an_item_is_its_content(served_texts: object) -> None:
-    engine = Engine(served_texts)  # pyright: ignore[reportArgumentType]
-    client = client_of(engine)
-    client.put("/v1/items/mine", json={"text": "a thing", "metadata": {"page": 1}})
-    refused(client.patch("/v1/items/mine", json={"metadata": {"text": "other"}}), 409)
-    patched = client.patch("/v1/items/mine", json={"metadata": {"page": None, "kind": "x"}}).json()
-    engine.close()
+def test_the_text_of_an_item_is_its_content(served_texts: Path) -> None:
+    with opened(served_texts) as (client, _):
+        client.put("/v1/items/mine", json={"text": "a thing", "metadata": {"page": 1}})
+        refused(client.patch("/v1/items/mine", json={"metadata": {"text": "other"}}), 409)
+        patched = client.patch("/v1/items/mine", json={"metadata": {"page": None, "kind": "x"}}).json()
     assert patched["metadata"] == {"text": "a thing", "kind": "x"}

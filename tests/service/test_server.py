@@ -1,14 +1,13 @@
 """A process that serves, and what is done to it from outside: slow clients, kills, signals, a second process."""
 
 import contextlib
+import functools
 import http.client
 import random
 import shutil
 import signal
 import socket
-import sqlite3
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +23,10 @@ from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
 from lam.utils.files import CorruptFileError
+from tests.gallery.test_store import WHOLE, locked
+from tests.runs.conftest import Lam
 from tests.service.serve_quickly import BODY, HEADERS, LIMIT
-from tests.service.serving import Served, large_run, served
+from tests.service.serving import Served, at_once, items_in, large_run, served
 
 pytestmark = pytest.mark.long
 
@@ -138,11 +139,9 @@ def test_uploads_beyond_the_limit_are_refused_and_not_held(shared: Served) -> No
     assert said.startswith(b"HTTP/1.1 413")
 
 
-def test_a_second_process_is_refused(calibrated_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
-    with served(run):
-        assert main(["serve", str(run), "--port", "0"]) == 1
-    assert "another process is writing to" in capsys.readouterr().err
+def test_a_second_process_is_refused(served_run: Path, lam: Lam) -> None:
+    with served(served_run):
+        assert "another process is writing to" in lam("serve", served_run, "--port", "0", code=1).err
 
 
 def kills_lose_nothing(run: Path, png: bytes, kills: int, *, ready_within: float = 60.0) -> None:
@@ -165,29 +164,22 @@ def kills_lose_nothing(run: Path, png: bytes, kills: int, *, ready_within: float
                     if status == 201:
                         acknowledged.add(name)
 
-            threads = [threading.Thread(target=add, args=(worker,)) for worker in range(4)]
-            for thread in threads:
-                thread.start()
-            time.sleep(draw.uniform(0.1, 0.6))
-            found.process.send_signal(signal.SIGKILL)
-            for thread in threads:
-                thread.join()
-        store = ItemStore(run / GALLERY / FILE)
-        assert store.check() == []
-        names = [item.id for _, item in store.items_by_key() if item.origin == "service"]
-        store.close()
+            with at_once(functools.partial(add, worker) for worker in range(4)):
+                time.sleep(draw.uniform(0.1, 0.6))
+                found.process.send_signal(signal.SIGKILL)
+        names = [item.id for item in items_in(run) if item.origin == "service"]
         assert len(names) == len(set(names))
         assert acknowledged <= set(names) <= asked
     assert acknowledged
 
 
-def test_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
-    kills_lose_nothing(Path(shutil.copytree(calibrated_run, tmp_path / "run")), png, 2)
+def test_kills_while_items_are_added_lose_nothing(served_run: Path, png: bytes) -> None:
+    kills_lose_nothing(served_run, png, 2)
 
 
 @pytest.mark.slow
-def test_many_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
-    kills_lose_nothing(Path(shutil.copytree(calibrated_run, tmp_path / "run")), png, 60)
+def test_many_kills_while_items_are_added_lose_nothing(served_run: Path, png: bytes) -> None:
+    kills_lose_nothing(served_run, png, 60)
 
 
 @pytest.mark.slow
@@ -215,39 +207,30 @@ def drained(run: Path, png: bytes, clients: int) -> None:
             assert time.monotonic() - started < 10
             for job in jobs:
                 job.result()
-    store = ItemStore(run / GALLERY / FILE)
-    assert stored <= {item.id for _, item in store.items_by_key()}
-    store.close()
+    assert stored <= {item.id for item in items_in(run)}
     assert not (run / GALLERY / f"{FILE}-wal").exists()
 
 
-def test_a_signal_to_end_drains_what_is_in_flight(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
-    drained(Path(shutil.copytree(calibrated_run, tmp_path / "run")), png, 100)
+def test_a_signal_to_end_drains_what_is_in_flight(served_run: Path, png: bytes) -> None:
+    drained(served_run, png, 100)
 
 
 @pytest.mark.slow
-def test_50_signals_drain_what_is_in_flight(calibrated_run: Path, tmp_path: Path, png: bytes) -> None:
-    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
+def test_50_signals_drain_what_is_in_flight(served_run: Path, png: bytes) -> None:
     for _ in range(50):
-        drained(run, png, 100)
+        drained(served_run, png, 100)
 
 
 def test_without_a_key_only_this_machine_is_served(
-    calibrated_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    calibrated_run: Path, monkeypatch: pytest.MonkeyPatch, lam: Lam
 ) -> None:
     monkeypatch.delenv("LAM_API_KEY", raising=False)
-    assert main(["serve", str(calibrated_run), "--host", "0.0.0.0"]) == 1
-    assert "a host other than this machine needs a key, got host '0.0.0.0'" in capsys.readouterr().err
-    for key, said in (
-        (" ", "is empty"),
-        ("a b", "no spaces"),
-        ("clé", "ASCII"),
-        ("a\nb", "no spaces"),
-        ("k" * 4097, "at most 4096"),
-    ):
+    said = lam("serve", calibrated_run, "--host", "0.0.0.0", code=1).err
+    assert "a host other than this machine needs a key, got host '0.0.0.0'" in said
+    wrong = {" ": "is empty", "a b": "no spaces", "clé": "ASCII", "a\nb": "no spaces", "k" * 4097: "at most 4096"}
+    for key, message in wrong.items():
         monkeypatch.setenv("LAM_API_KEY", key)
-        assert main(["serve", str(calibrated_run)]) == 1
-        assert said in capsys.readouterr().err
+        assert message in lam("serve", calibrated_run, code=1).err
     monkeypatch.delenv("LAM_API_KEY")
 
 
@@ -259,9 +242,8 @@ def test_behind_a_proxy_one_address_may_have_all_connections(monkeypatch: pytest
     assert ServiceSettings().client_connections == 256
 
 
-def test_a_key_may_end_with_a_line_break(calibrated_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(calibrated_run, tmp_path / "run"))
-    with served(run, LAM_API_KEY="secret\r\n") as found:
+def test_a_key_may_end_with_a_line_break(served_run: Path) -> None:
+    with served(served_run, LAM_API_KEY="secret\r\n") as found:
         assert found.ask("GET", "/v1/model", headers={"X-API-Key": "secret"})[0] == 200
         assert found.ask("GET", "/v1/model", headers={"X-API-Key": "secre"})[0] == 401
         connection = http.client.HTTPConnection("127.0.0.1", found.port, timeout=20)
@@ -272,25 +254,21 @@ def test_a_key_may_end_with_a_line_break(calibrated_run: Path, tmp_path: Path) -
 
 
 def test_what_cannot_be_served_is_told(
-    served_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    served_run: Path, tmp_path: Path, lam: Lam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["serve", str(tmp_path / "nothing"), "--port", "0"]) == 1
-    assert "there is no folder" in capsys.readouterr().err
-    assert main(["serve", str(served_run), "--port", "70000"]) == 1
-    assert "port must be from 0 to 65535, got 70000" in capsys.readouterr().err
+    assert "there is no folder" in lam("serve", tmp_path / "nothing", "--port", "0", code=1).err
+    assert "port must be from 0 to 65535, got 70000" in lam("serve", served_run, "--port", "70000", code=1).err
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", str(served_run), "--port", str(port)]) == 1
-    assert f"cannot serve at 127.0.0.1, port {port}" in capsys.readouterr().err
+        assert f"cannot serve at 127.0.0.1, port {port}" in lam("serve", served_run, "--port", port, code=1).err
     (posterior,) = (served_run / "encoder").glob("*/posterior.safetensors")
     content = bytearray(posterior.read_bytes())
     content[-3] ^= 1
     posterior.write_bytes(content)
-    assert main(["serve", str(served_run), "--port", "0"]) == 1
-    assert "posterior.safetensors is truncated or altered" in capsys.readouterr().err
+    said = lam("serve", served_run, "--port", "0", code=1).err
+    assert "posterior.safetensors is truncated or altered" in said
     monkeypatch.setitem(sys.modules, "lam.service.server", None)
-    assert main(["serve", str(served_run)]) == 1
-    assert "pip install 'lam-retrieval[serve]'" in capsys.readouterr().err
+    assert "pip install 'lam-retrieval[serve]'" in lam("serve", served_run, code=1).err
 
 
 def test_pictures_and_reports_that_were_altered_stop_nothing(served_run: Path) -> None:
@@ -302,21 +280,14 @@ def test_pictures_and_reports_that_were_altered_stop_nothing(served_run: Path) -
         Engine(served_run)
 
 
-def test_a_database_that_another_process_locks_stops_the_start(
-    served_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
-    with contextlib.closing(sqlite3.connect(served_run / GALLERY / FILE, isolation_level=None)) as other:
-        other.execute("PRAGMA locking_mode=EXCLUSIVE")
-        other.execute("BEGIN EXCLUSIVE")
-        assert main(["serve", str(served_run), "--port", "0"]) == 1
-        assert "items.sqlite is locked by another process: end that" in capsys.readouterr().err
+def test_a_database_that_another_process_locks_stops_the_start(served_run: Path, lam: Lam) -> None:
+    with locked(served_run / GALLERY, *WHOLE):
+        said = lam("serve", served_run, "--port", "0", code=1).err
+    assert "items.sqlite is locked by another process: end that" in said
 
 
-def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = ItemStore(served_run / GALLERY / FILE)
-    store.write([Item("mine", b"\0" * 12, 1.0)])
-    store._writer.execute("UPDATE items SET label = 'x' WHERE id = 'mine'")
-    store.close()
-    assert main(["serve", str(served_run), "--port", "0"]) == 1
-    assert "items.sqlite: rows mine are altered" in capsys.readouterr().err
+def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, lam: Lam) -> None:
+    with contextlib.closing(ItemStore(served_run / GALLERY / FILE)) as store:
+        store.write([Item("mine", b"\0" * 12, 1.0)])
+        store._writer.execute("UPDATE items SET label = 'x' WHERE id = 'mine'")
+    assert "items.sqlite: rows mine are altered" in lam("serve", served_run, "--port", "0", code=1).err

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from lam.cli import main
 from lam.cli.commands import _named_runs
 from lam.runs.folder import GALLERY
 from lam.runs.live import FOLDER as LIVE
@@ -20,13 +19,16 @@ from lam.service.engine import Engine
 from lam.service.keys import Keys
 from lam.service.limits import Limits
 from lam.utils.files import MANIFEST, locked
+from tests.runs.conftest import Lam
 from tests.service.asking import HOST, PNG, client_of, refused
 from tests.service.conftest import SMALL
 from tests.service.test_exchanges import point
 
+Two = tuple[ServedRuns, TestClient]
+
 
 @pytest.fixture
-def two(served_run: Path, tmp_path: Path) -> Iterator[tuple[ServedRuns, TestClient]]:
+def two(served_run: Path, tmp_path: Path) -> Iterator[Two]:
     """Two runs in one process, and a client of both."""
     other = Path(shutil.copytree(served_run, tmp_path / "other"))
     runs = ServedRuns({"first": served_run, "second": other}, lambda folder: Engine(folder, SMALL))
@@ -34,9 +36,7 @@ def two(served_run: Path, tmp_path: Path) -> Iterator[tuple[ServedRuns, TestClie
     runs.sites.close()
 
 
-def test_each_run_answers_under_its_name_and_the_first_at_the_root(
-    two: tuple[ServedRuns, TestClient], png: bytes
-) -> None:
+def test_each_run_answers_under_its_name_and_the_first_at_the_root(two: Two, png: bytes) -> None:
     runs, client = two
     assert client.put("/runs/second/v1/items/a%2Fnew", content=png, headers=PNG).status_code == 201
     sizes = [client.get(f"{root}/v1/ready").json()["gallery_size"] for root in ("", "/runs/first", "/runs/second")]
@@ -50,16 +50,12 @@ def test_each_run_answers_under_its_name_and_the_first_at_the_root(
     assert schemas == [[{"url": "/"}], [{"url": "/"}], [{"url": "/runs/second"}]]
     assert 'route="/v1/search"' in client.get("/runs/second/metrics").text
     assert 'route="/v1/search"' not in client.get("/metrics").text
-    assert {name: engine.run.folder.name for name, engine in runs.engines.items()} == {
-        "first": "run",
-        "second": "other",
-    }
+    folders = {name: engine.run.folder.name for name, engine in runs.engines.items()}
+    assert folders == {"first": "run", "second": "other"}
 
 
 @pytest.mark.parametrize("keys", [None, Keys({"k" * 9: "write"})])
-def test_the_name_of_a_run_without_a_slash_leads_to_its_page(
-    two: tuple[ServedRuns, TestClient], keys: Keys | None
-) -> None:
+def test_the_name_of_a_run_without_a_slash_leads_to_its_page(two: Two, keys: Keys | None) -> None:
     client = TestClient(Limits(two[0].sites, SMALL, keys=keys), base_url=HOST)
     answer = client.get("/runs/second", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (307, "./second/")
@@ -68,9 +64,7 @@ def test_the_name_of_a_run_without_a_slash_leads_to_its_page(
 
 
 @pytest.mark.parametrize("path", ["/runs/third/v1/model", "/runs/third/", "/runs/third", "/runs/", "/runs//v1/model"])
-def test_an_unknown_run_is_404_and_tells_the_names_to_those_with_a_key(
-    two: tuple[ServedRuns, TestClient], path: str
-) -> None:
+def test_an_unknown_run_is_404_and_tells_the_names_to_those_with_a_key(two: Two, path: str) -> None:
     runs, client = two
     response = client.get(path)
     assert "no run of this name" in refused(response, 404)
@@ -80,7 +74,7 @@ def test_an_unknown_run_is_404_and_tells_the_names_to_those_with_a_key(
     refused(keyed.get(path), 401)
 
 
-def test_rights_hold_under_names_too(two: tuple[ServedRuns, TestClient], png: bytes) -> None:
+def test_rights_hold_under_names_too(two: Two, png: bytes) -> None:
     runs, _ = two
     client = TestClient(Limits(runs.sites, SMALL, keys=Keys({"k" * 9: "read"})), base_url=HOST)
     key = {"X-API-Key": "k" * 9}
@@ -91,17 +85,15 @@ def test_rights_hold_under_names_too(two: tuple[ServedRuns, TestClient], png: by
     refused(client.post("/runs/second/v1/reload", headers=key), 403)
 
 
-def test_names_come_from_folders_or_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_come_from_folders_or_are_told(tmp_path: Path, lam: Lam) -> None:
     (tmp_path / "a=b").mkdir()
     words = [f"{tmp_path}/one", f"faces={tmp_path}/two", f"{tmp_path}/a=b"]
     assert list(_named_runs(words)) == ["one", "faces", "a=b"]
     for wrong in (["x/run", "y/run"], ["=x"], ["..=x"]):
-        assert main(["serve", *wrong]) == 1
-        assert "each run needs a name of its own" in capsys.readouterr().err
-    assert main(["serve", "a=x", "b=y", "--index", "milvus://db/photographs"]) == 1
-    assert "a Milvus collection belongs to one run" in capsys.readouterr().err
-    assert main(["serve", "a=x", f"b={Path('x').absolute()}"]) == 1
-    assert "each run can be served once, got x, /" in capsys.readouterr().err
+        assert "each run needs a name of its own" in lam("serve", *wrong, code=1).err
+    said = lam("serve", "a=x", "b=y", "--index", "milvus://db/photographs", code=1).err
+    assert "a Milvus collection belongs to one run" in said
+    assert "each run can be served once, got x, /" in lam("serve", "a=x", f"b={Path('x').absolute()}", code=1).err
 
 
 def test_a_name_of_any_characters_is_an_address(served_run: Path, tmp_path: Path) -> None:
@@ -130,7 +122,7 @@ def test_a_reload_reads_the_calibration_or_tells_why_not(engine: Engine) -> None
     assert engine.responder is now
 
 
-def test_no_request_waits_for_the_schema(two: tuple[ServedRuns, TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_waits_for_the_schema(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes a tenth of a second, for which nothing else would be answered."""
     monkeypatch.setattr("lam.service.schema.request_schemas", lambda: pytest.fail("built within a request"))
     assert [two[1].get(f"{root}/v1/items?limit=1").status_code for root in ("", "/runs/second")] == [200, 200]
@@ -157,14 +149,10 @@ def test_a_reload_of_what_is_no_run_is_told_and_leaves_nothing_open(served_run: 
         assert client.get("/v1/model").json()["run"] == "run"
 
 
-def test_a_hangup_reloads_the_other_runs_whatever_happens_to_one(
-    served_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = Path(shutil.copytree(served_run, tmp_path / "other"))
-    runs = ServedRuns({"first": served_run, "second": other}, lambda folder: Engine(folder, SMALL))
-    with contextlib.closing(runs.sites):
-        runs._open, before = lambda folder: 1 // 0, runs.engines["second"].responder
-        runs._folders["first"] = other
-        asyncio.run(runs.reload_all())
-        assert runs.engines["second"].responder is not before
-        assert "first stays as it was" in caplog.text
+def test_a_hangup_reloads_the_other_runs_whatever_happens_to_one(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    runs, _ = two
+    runs._open, before = lambda folder: 1 // 0, runs.engines["second"].responder
+    runs._folders["first"] = runs._folders["second"]
+    asyncio.run(runs.reload_all())
+    assert runs.engines["second"].responder is not before
+    assert "first stays as it was" in caplog.text

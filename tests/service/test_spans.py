@@ -1,6 +1,5 @@
 """Spans of OpenTelemetry."""
 
-import subprocess
 import sys
 from typing import Any
 
@@ -11,10 +10,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.testclient import TestClient
 
-from lam.cli import main
 from lam.service.engine import Engine
 from lam.service.limits import Limits
 from lam.service.tracing import Spans
+from tests.helpers import run_python
+from tests.runs.conftest import Lam
 from tests.service.asking import HOST, PNG, client_of
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -29,11 +29,15 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     return exporter
 
 
+def traced(engine: Engine) -> TestClient:
+    plain: Any = client_of(engine).app
+    return TestClient(Limits(plain._sites, engine.settings, spans=Spans()), base_url=HOST)
+
+
 def test_a_request_and_its_stages_are_spans_below_the_clients(
     engine: Engine, png: bytes, exported: InMemorySpanExporter
 ) -> None:
-    plain: Any = client_of(engine).app
-    client = TestClient(Limits(plain._sites, engine.settings, spans=Spans()), base_url=HOST)
+    client = traced(engine)
     headers = {**PNG, "traceparent": PARENT, "X-Request-ID": "mine"}
     assert client.post("/v1/search", content=png, headers=headers).status_code == 200
     *stages, request = exported.get_finished_spans()
@@ -55,8 +59,7 @@ def test_a_request_and_its_stages_are_spans_below_the_clients(
 def test_a_failure_is_an_error_and_a_refusal_is_none(
     engine: Engine, exported: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain: Any = client_of(engine).app
-    client = TestClient(Limits(plain._sites, engine.settings, spans=Spans()), base_url=HOST)
+    client = traced(engine)
     client.get("/v1/items/none", headers={"traceparent": "nonsense"})
     monkeypatch.setattr(engine.network, "_running", False)
     client.get("/v1/ready")
@@ -72,13 +75,9 @@ def test_without_traces_a_request_opens_no_span(engine: Engine, exported: InMemo
 
 
 def test_without_traces_nothing_of_it_is_loaded_by_lam() -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None; import lam.service.tracing, lam.service.engine"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", "import sys; sys.modules['opentelemetry'] = None; import lam.service.tracing, lam.service.engine")
 
 
-def test_traces_without_the_library_name_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traces_without_the_library_name_the_extra(monkeypatch: pytest.MonkeyPatch, lam: Lam) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    assert main(["serve", "run", "--traces"]) == 1
-    assert "pip install 'lam-retrieval[otel]'" in capsys.readouterr().err
+    assert "pip install 'lam-retrieval[otel]'" in lam("serve", "run", "--traces", code=1).err

@@ -137,7 +137,7 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     items = _call(loaders[name], name, options, root=root, seed=seed, like=like, preprocessing=preprocessing)
     if isinstance(items, Splits):
         items = items.test
-    if isinstance(items, TensorImages) and items.shape != like.shape and preprocessing is not None:
+    if isinstance(items, TensorImages) and preprocessing not in (None, items.preprocessing):
         items = ImagesAsFiles(items, preprocessing)
     if items.shape != like.shape:
         raise ValueError(f"{name} has items of shape {items.shape}, but {like.name} of {like.shape}; use another set")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lam.datasets import TensorImages, load, load_ood
+from lam.inputs import Preprocessing
 from tests.datasets import layouts
 
 
@@ -64,6 +65,14 @@ def test_images_of_another_shape_are_read_as_files_of_them_would_be():
     assert isinstance(grey, TensorImages)
     assert torch.equal(patches.subset([1, 3])[1][0], patches.preprocessing(grey.picture(3)))
     assert patches.preview(3) == grey.preview(3)
+
+
+def test_images_of_the_same_shape_get_the_same_normalisation():
+    preprocessing = Preprocessing(mode="L", size=(8, 8), mean=(0.5,), std=(0.25,))
+    known, raw = load("digits", preprocessing=preprocessing).test, load("digits").test
+    patches, plain = load_ood("digits_patches", like=known), load_ood("digits_patches", like=raw)
+    assert patches.preprocessing == preprocessing
+    torch.testing.assert_close(patches[3][0], (plain[3][0] - 0.5) / 0.25)
 
 
 @pytest.mark.filterwarnings("ignore::lam.utils.notes.Note")  # of files that other data sets read

@@ -57,6 +57,9 @@ class Augmented(Dataset):
     Args:
         dataset: a data set of images; labels, targets, classes and size are kept.
 
+    Raises:
+        ValueError: If the items are no images.
+
     Example:
         >>> from lam.datasets import TensorImages
         >>> images = TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
@@ -69,6 +72,10 @@ class Augmented(Dataset):
     _source: Dataset
 
     def __init__(self, dataset: Dataset, options: AugmentationOptions) -> None:
+        if len(dataset.shape) != 3:  # flipped bytes would be another text
+            raise ValueError(
+                f"crops and flips need images (C, H, W), got items of shape {dataset.shape}: leave augmentation out"
+            )
         _torchvision_transforms()  # imported here, once, before reading processes are forked
         self.options = options
         self._reads_files = isinstance(dataset, FolderImages)

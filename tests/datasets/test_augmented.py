@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import RandomResizedCrop
 
 from lam import losses, models
-from lam.datasets import FolderImages, TensorImages
+from lam.datasets import FolderImages, TensorImages, Texts
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.inputs.preprocessing import Preprocessing
 from lam.runs.config_files import load_config
@@ -97,6 +97,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="broken.png is no image"):
         Augmented(dataset, BOTH)[0]
+
+
+def test_texts_are_refused() -> None:
+    texts = Texts(["ab", "cd"], torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=r"got items of shape \(4096,\): leave augmentation out"):
+        Augmented(texts, AugmentationOptions(flip=1.0))
 
 
 def test_crops_of_tensors_have_the_areas_and_ratios_asked_for() -> None:

@@ -122,10 +122,13 @@ def splits(
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
     """Read all images of a folder, or only its split `test` if it has splits.
 
-    Labels are the names of sub-folders or COCO categories. A missing label is empty, or an error if `labelled`.
+    Labels are the names of sub-folders or COCO categories. A missing label is empty, or an error if `labelled`. Splits
+    without `test` are an error.
     """
     root = _resolved(root)
-    root = _part_folders(root).get("test", root)
+    if (parts := _part_folders(root)) and "test" not in parts:  # the splits would be read as classes
+        raise MissingDataError(f"{root} has the splits {', '.join(parts)}, but no folder test: give one of them")
+    root = parts.get("test", root)
     classes = _classes(root)
     if labelled and "" in classes:
         raise MissingDataError(f"{root} has no class folders: put the images of each class into a folder")

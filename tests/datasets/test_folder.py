@@ -230,6 +230,12 @@ class TestOutOfDistribution:
         make(tmp_path / "ood" / "test", {"bird": 2})
         assert len(load_ood("folder", root=tmp_path / "ood", like=like)) == 2
 
+    def test_splits_without_a_test_split_are_no_classes(self, tmp_path, like):
+        for part in ("train", "val"):
+            make(tmp_path / "ood" / part, {"bird": 2, "fish": 2})
+        with pytest.raises(MissingDataError, match="ood has the splits train, validation, but no folder test"):
+            load_ood("folder", root=tmp_path / "ood", like=like)
+
     def test_items_of_a_flat_folder_have_no_label(self, tmp_path, like):
         make(tmp_path, {"flat": 3})
         out = load_ood("folder", root=tmp_path / "flat", like=like)

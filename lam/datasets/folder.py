@@ -185,7 +185,7 @@ def _part_folders(root: Path) -> dict[str, Path]:
     # A class may be named "train": this folder is a split only if it contains classes, or all other folders are splits.
     found = [part for part, folder in folders if part and any(_folders(folder))]
     named = [part for part, _ in folders]
-    if not found and len(named) > 1 and "train" in named and all(named):
+    if len(named) > 1 and "train" in named and all(named):
         found = named
     if not found or ("train" not in found and len(found) < len(folders)):
         return {}

@@ -59,6 +59,9 @@ def test_parts_without_classes_match_no_other_and_none_is_beside_parts_with_clas
     make(make(tmp_path / "other", {"test": 3}) / "train", {"cat": 4, "dog": 4})
     with pytest.raises(ValueError, match="other: test has no class folders, but other splits have"):
         load("folder", root=tmp_path / "other", preprocessing=SMALL)
+    make(make(tmp_path / "reverse", {"train": 8}) / "test", {"cat": 4, "dog": 4})
+    with pytest.raises(ValueError, match="reverse: train has no class folders, but other splits have"):
+        load("folder", root=tmp_path / "reverse", preprocessing=SMALL)
 
 
 @pytest.mark.parametrize("validation", ["validation", "val", "valid", "dev"])

@@ -3,7 +3,7 @@
 import argparse
 import hashlib
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,14 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
         for name, tensor in (*parameters, *buffers):
             if name in tensors:  # buffers outside the state stay unchanged
                 tensor.data = tensor.data.to(tensors[name].dtype)
-    network.load_state_dict(tensors)
+    network.load_state_dict(versioned(network, tensors))
+
+
+def versioned(module: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Tensors for `module.load_state_dict`, with the versions of its layers: torchvision's MNASNet requires them."""
+    state: Any = OrderedDict(tensors)
+    state._metadata = getattr(module.state_dict(), "_metadata", {})
+    return state
 
 
 def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, source: str = "") -> None:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import lam  # noqa: F401, before libraries
-from lam import models
+from lam import losses, models
+from lam.datasets import TensorImages
 from lam.models.weights import load_weights
+from lam.training import Training, train
 
 State = dict[str, Tensor]
 
@@ -89,3 +92,15 @@ def test_a_file_of_another_network_of_timm_is_refused(tmp_path: Path) -> None:
     torch.save(timm.create_model("resnet34").state_dict(), tmp_path / "deeper.pth")
     with pytest.raises(ValueError, match="deeper.pth: .*is missing in the network"):
         models.build("timm:resnet18", dimension=4, weights=str(tmp_path / "deeper.pth"))
+
+
+def test_a_network_whose_layers_have_a_version_can_be_saved_and_trained_with_validation(tmp_path: Path) -> None:
+    network = models.build("torchvision:mnasnet0_5", dimension=3, seed=1)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    again = models.build("torchvision:mnasnet0_5", dimension=3, seed=2)
+    load_weights(again, tmp_path / "weights.pth")
+    assert torch.equal(again.head.weight, network.head.weight)
+    items = TensorImages(torch.rand(8, 3, 32, 32), torch.arange(8) % 2)
+    options: Any = {"epochs": 1, "batch_size": 8, "progress": False, "accelerator": "cpu"}
+    training = Training(loss=losses.build(margin=0.7), validate=lambda _: 0.5, **options)
+    assert train(again, items, training).best_epoch == 1

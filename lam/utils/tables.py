@@ -323,7 +323,7 @@ def _json(value: object) -> Any:
     """The value as JSON: numbers, booleans, lists and objects as they are, others as text."""
     if isinstance(value, list | dict):
         return json.loads(_cell(value))
-    return value if isinstance(value, int | float) and math.isfinite(value) else _cell(value)
+    return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else _cell(value)
 
 
 def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:

@@ -162,6 +162,11 @@ def test_metadata_keep_the_types_of_the_file(tmp_path: Path, form: str) -> None:
         assert Table.read(path).metadata(1, ("text",)) == {"ok": False, "size": 2.5}
 
 
+def test_a_number_that_no_float_holds_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one", "key": 10**400}))
+    assert Table.read(tmp_path / "a.jsonl").metadata(0, ("text",)) == {"key": 10**400}
+
+
 def test_parquet_is_read(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     pytest.importorskip("pyarrow.parquet").write_table(

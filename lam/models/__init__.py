@@ -122,6 +122,8 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
     """
     if not isinstance(recipe, dict) or not all(isinstance(value, Option) for value in recipe.values()):
         raise ValueError("a network's recipe must hold only names and numbers")
+    if not isinstance(recipe.get("name"), str) or "dimension" not in recipe:
+        raise ValueError(f"a network's recipe must hold a name and a dimension, got {recipe}")
     if refused := recipe.keys() & {"weights", "seed"}:
         raise ValueError(f"a network's recipe must not hold {', '.join(sorted(refused))}: weights are in the folder")
     head = by_plain_name(state).get("head.weight")

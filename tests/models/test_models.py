@@ -53,6 +53,12 @@ def test_a_vision_transformer_of_timm_takes_images_of_a_chosen_size() -> None:
     assert rebuilt(torch.zeros(2, 3, 32, 32)).shape == (2, 4)
 
 
+@pytest.mark.parametrize("recipe", [{}, {"name": "convnet8"}, {"name": 8, "dimension": 3}])
+def test_a_recipe_without_a_name_or_dimension_is_refused(recipe: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="recipe must hold a name and a dimension, got"):
+        models.rebuild(recipe, {})
+
+
 @pytest.mark.parametrize("name", ["convnet28", "convnet32"])
 def test_paper_networks_have_9216_features(name: str) -> None:
     assert models.build(name, dimension=3).head.weight.shape == (3, 9216)

@@ -43,7 +43,7 @@ def load_weights(
 
     Raises:
         ValueError: for a file that is missing, damaged, or holds more than plain tensors; or for tensors that differ
-            from the network's.
+            from the network's, such as those of torchvision or timm, which lack lam's head.
     """
     saved = read_weights(Path(path))
     if any(name.startswith("last/network/") for name in saved):
@@ -53,6 +53,12 @@ def load_weights(
         )
     state, own = by_plain_name(saved), by_plain_name(network.state_dict())
     counters = {name: value for name, value in own.items() if name.endswith(".num_batches_tracked")}
+    bare = {name.removeprefix("features.") for name in own.keys() - counters.keys() if name.startswith("features.")}
+    if "head.weight" in own and 2 * len(bare & state.keys()) > len(bare):
+        raise ValueError(
+            f"{source} {path} holds only the features of the network, without its head: train a head on them, with "
+            f"--network.weights={path} instead of --checkpoint (in Python, give models.build weights={str(path)!r})"
+        )
     prefix = _prefix(state, own.keys() - counters.keys(), f"{source} {path}")
     tops = {name.split(".")[0] for name in own}
     inside = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

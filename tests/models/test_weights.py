@@ -94,6 +94,14 @@ def test_a_file_of_another_network_of_timm_is_refused(tmp_path: Path) -> None:
         models.build("timm:resnet18", dimension=4, weights=str(tmp_path / "deeper.pth"))
 
 
+def test_a_checkpoint_of_a_library_is_refused_with_advice(tmp_path: Path) -> None:
+    import timm
+
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "library.pth")
+    with pytest.raises(ValueError, match=r"holds only the features of .*--network.weights=.*library.pth instead of"):
+        load_weights(models.build("timm:test_resnet", dimension=4), tmp_path / "library.pth")
+
+
 def test_a_network_whose_layers_have_a_version_can_be_saved_and_trained_with_validation(tmp_path: Path) -> None:
     network = models.build("torchvision:mnasnet0_5", dimension=3, seed=1)
     torch.save(network.state_dict(), tmp_path / "weights.pth")

@@ -230,7 +230,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
 
 
 def _as_utf8(name: str) -> str:
-    return name.encode(errors="replace").decode()
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
@@ -310,11 +310,12 @@ def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
     Images without a category, or with several, are left out with a warning.
     """
     content, by_name = _read_coco(file) or {}, defaultdict[str, list[Path]](list)
-    for path in images:
-        by_name[path.name].append(path)
+    for path in images:  # a Mac may write an accented letter as two characters
+        by_name[normalize("NFC", path.name)].append(path)
     try:
-        names = {category["id"]: str(category["name"]) for category in content["categories"]}
-        listed = {image["id"]: str(image["file_name"]).replace("\\", "/") for image in content["images"]}
+        names = {each["id"]: normalize("NFC", str(each["name"])).strip() for each in content["categories"]}
+        files = {image["id"]: str(image["file_name"]).replace("\\", "/") for image in content["images"]}
+        listed = {number: normalize("NFC", name) for number, name in files.items()}
         labels: dict[Any, set[str]] = {number: set() for number in listed}
         for annotation in content["annotations"]:
             labels[annotation["image_id"]].add(names[annotation["category_id"]])
@@ -323,7 +324,7 @@ def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
     classes, missing = defaultdict[str, list[Path]](list), list[str]()
     for number, name in listed.items():
         candidates = by_name.get(name.rpartition("/")[2], [])
-        found = [path for path in candidates if f"/{path.as_posix()}".endswith(f"/{name}")]
+        found = [path for path in candidates if normalize("NFC", f"/{path.as_posix()}").endswith(f"/{name}")]
         if len(found) != 1:
             missing.append(name)
         elif len(labels[number]) == 1:

@@ -57,6 +57,15 @@ def test_categories_are_classes(tmp_path: Path, file: str, images: str, name: st
     assert len(datasets.folder.read(root=tmp_path, preprocessing=SMALL, labelled=True)) == 20
 
 
+def test_names_are_the_same_however_their_accents_are_written(tmp_path: Path) -> None:
+    categories = [{"id": 3, "name": "cafe\u0301 "}, {"id": 7, "name": "the\u0301"}]
+    coco(tmp_path / "labels.json", tmp_path, name="e\u0301{}.png", categories=categories)
+    for number in range(20):
+        (tmp_path / f"{number}.png").rename(tmp_path / f"\u00e9{number}.png")
+    parts = datasets.load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == ("caf\u00e9", "th\u00e9")
+
+
 def test_each_part_may_have_its_own(tmp_path: Path) -> None:
     for part, n in (("train", 8), ("valid", 4), ("test", 6)):
         coco(tmp_path / part / "_annotations.coco.json", tmp_path / part, n=n)

@@ -40,6 +40,14 @@ def test_items_are_preprocessed_files(tmp_path):
     assert (images.shape, labels.shape) == ((4, 3, 8, 8), (4,))
 
 
+def test_every_image_without_a_class_is_kept_whatever_its_name(tmp_path: Path) -> None:
+    folder = os.fsencode(make(tmp_path, {"a": 20}) / "a") + b"/"
+    for number, name in enumerate((b"\xff", b"\xfe", b"\xfd")):
+        Image.new("L", (4, 4), number).save(os.fsdecode(folder + name + b".png"))
+    parts = load("folder", root=tmp_path / "a", preprocessing=SMALL).parts()
+    assert sum(map(len, parts.values())) == 23
+
+
 @pytest.mark.parametrize("flat", [True, False])
 def test_images_of_no_class_or_of_one_match_no_other(tmp_path, flat):
     make(tmp_path, {"a": 20})

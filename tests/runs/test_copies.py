@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from lam.datasets import FolderImages, Splits, Texts
+from lam.datasets.splits import hold_out_classes
 from lam.inputs import Preprocessing
 from lam.runs.copies import (
     check_copies,
@@ -107,6 +108,13 @@ def test_texts_are_compared_as_they_are_read_and_answers_are_not() -> None:
         parts[name] = Texts(texts, torch.tensor([0, 1, 1]), is_query=asked)
     copies = find_copies(Splits(**parts, answers=True), {}, {})
     assert [(copy.part, copy.part_of_original) for copy in copies] == [("validation", "test"), ("train", "test")]
+
+
+def test_texts_of_strangers_are_compared() -> None:
+    texts = (["one", "two", "one", "three"], ["four", "five"], ["six", "seven"])
+    parts = [Texts(part, torch.arange(len(part)) // (len(part) // 2), classes=["a", "b"]) for part in texts]
+    (copy,) = find_copies(hold_out_classes(Splits(*parts), 0.5, seed=0), {}, {})
+    assert (copy.part, copy.part_of_original) == ("strangers", "train")
 
 
 def test_small_and_even_images_have_no_perceptual_hash() -> None:

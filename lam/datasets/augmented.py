@@ -50,9 +50,9 @@ class AugmentationOptions:
 class Augmented(Dataset):
     """A data set of images that are cropped and flipped anew whenever they are read.
 
-    Image files (`FolderImages`) are cropped at full resolution. Random numbers come from torch's global generator.
-    `lam.training` reseeds this generator for every batch, so a resumed run draws the same views as an uninterrupted
-    run.
+    Image files (`FolderImages`) are cropped before they are resized, at a resolution that keeps the detail of the
+    smallest crop. Random numbers come from torch's global generator. `lam.training` reseeds this generator for every
+    batch, so a resumed run draws the same views as an uninterrupted run.
 
     Args:
         dataset: a data set of images; labels, targets, classes and size are kept.
@@ -117,6 +117,12 @@ class _RandomViews(Preprocessing):
     """Preprocessing with a random view instead of the centre crop."""
 
     options: AugmentationOptions = AugmentationOptions()
+
+    @property
+    def reduced_to(self) -> int | None:
+        """Larger than for the whole image, so that the smallest crop keeps as many pixels as the whole image would."""
+        least, scale = super().reduced_to, self.options.crop_scale
+        return least if least is None or scale is None else math.ceil(least * math.sqrt(self.options.crop_ratio / scale))
 
     def _resize_and_crop(self, image: Image.Image) -> Image.Image:
         shape = self.shape

@@ -72,6 +72,17 @@ def test_crops_of_files_are_cut_at_full_resolution(files: FolderImages, index: i
     assert label == files.labels[index]
 
 
+def test_small_crops_of_large_files_keep_their_detail(tmp_path: Path) -> None:
+    columns = np.tile(np.array([0, 255], np.uint8), (600, 300))
+    Image.fromarray(columns).save(tmp_path / "stripes.png")
+    options: Any = {"name": "stripes", "classes": ("a",), "preprocessing": Preprocessing(mode="L", size=(64, 64))}
+    files = FolderImages([tmp_path / "stripes.png"], torch.tensor([0]), **options)
+    views = Augmented(files, AugmentationOptions(crop_scale=0.002))
+    torch.manual_seed(0)
+    assert max(float(views[0][0].std()) for _ in range(100)) > 0.2
+    assert float(files[0][0].std()) < 0.1
+
+
 def test_files_without_a_crop_are_flipped_after_preprocessing(files: FolderImages) -> None:
     flipped = Augmented(files, AugmentationOptions(flip=1.0))
     assert torch.equal(flipped[0][0], files[0][0].flip(-1))

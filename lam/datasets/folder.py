@@ -307,7 +307,7 @@ def coco_file(folder: Path) -> Path | None:
 def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
     """The images of each category. The path of each image must end with its `file_name` in the COCO file.
 
-    Images without a category, or with several, are left out with a warning.
+    Images that are not listed, or have no category or several, are left out with a warning.
     """
     content, by_name = _read_coco(file) or {}, defaultdict[str, list[Path]](list)
     for path in images:  # a Mac may write an accented letter as two characters
@@ -334,13 +334,13 @@ def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
             f"{file}: {len(missing)} of {len(listed)} images are missing beside it, or have an ambiguous name: "
             f"{first_of(missing)}; export it with its images"
         )
-    counts = [len(of_image) for of_image in labels.values()]
-    if n_left_out := sum(count != 1 for count in counts):
-        n_none = counts.count(0)
-        warnings.warn(
-            f"{file}: {n_none} image(s) have no category and {n_left_out - n_none} have several: these are left out",
-            stacklevel=4,
-        )
+    counts, unlisted = [len(of_image) for of_image in labels.values()], sum(map(len, by_name.values())) - len(listed)
+    several = sum(count > 1 for count in counts)
+    reasons = [f"{unlisted} image(s) are not listed"] * (unlisted > 0)
+    if several or 0 in counts:
+        reasons.append(f"{counts.count(0)} image(s) have no category and {several} have several")
+    if reasons:
+        warnings.warn(f"{file}: {', '.join(reasons)}: these are left out", stacklevel=4)
     if not classes:
         raise ValueError(f"{file}: all {len(listed)} images lack a category or have several: give each image one")
     return classes

@@ -80,6 +80,9 @@ def test_images_without_one_category_are_left_out_and_counted(tmp_path: Path) ->
     coco(tmp_path / "result.json", tmp_path / "images", n=10, annotations=annotations)
     with pytest.warns(UserWarning, match=r"3 image\(s\) have no category and 1 have several: these are left out"):
         assert len(datasets.folder.read(root=tmp_path, preprocessing=SMALL)) == 6
+    Image.new("L", (9, 9), 99).save(tmp_path / "images" / "late.png")
+    with pytest.warns(UserWarning, match=r"1 image\(s\) are not listed, 3 image\(s\) have no category and 1 have"):
+        assert len(datasets.folder.read(root=tmp_path, preprocessing=SMALL)) == 6
 
 
 @pytest.mark.parametrize(

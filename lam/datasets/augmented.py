@@ -120,9 +120,11 @@ class _RandomViews(Preprocessing):
 
     @property
     def reduced_to(self) -> int | None:
-        """Larger than for the whole image, so that the smallest crop keeps as many pixels as the whole image would."""
-        least, scale = super().reduced_to, self.options.crop_scale
-        return least if least is None or scale is None else math.ceil(least * math.sqrt(self.options.crop_ratio / scale))
+        """Large enough that each side of the smallest crop has twice as many pixels as the view."""
+        least, shape, scale = super().reduced_to, self.shape, self.options.crop_scale
+        if least is None or shape is None or scale is None:
+            return least
+        return max(least, math.ceil(2 * max(shape[1:]) * math.sqrt(self.options.crop_ratio / scale)))
 
     def _resize_and_crop(self, image: Image.Image) -> Image.Image:
         shape = self.shape

@@ -75,13 +75,17 @@ def from_torchvision(
             f"weights of {architecture} must be None, {', '.join(allowed)} or a file ({', '.join(_SUFFIXES)}); "
             f"got {weights!r}"
         )
-    inception = {"aux_logits": False, "init_weights": False} if architecture in _INCEPTIONS else {}
+    inception = {"init_weights": False} if architecture in _INCEPTIONS else {}
+    if inception and (file is not None or weights is None):  # torchvision loads its weights only with auxiliary logits
+        inception["aux_logits"] = False
     try:
         network: Any = models.get_model(architecture, weights=None if file else weights, **inception, **options)
     except TypeError as error:
         raise ValueError(f"{architecture} of torchvision does not take these options ({error})") from None
     if architecture in _INCEPTIONS:
         network.transform_input = True  # torchvision sets this only with `weights`, which a rebuilt network lacks
+        network.aux_logits = False
+        network.AuxLogits = None
     linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ValueError(f"{architecture} has no linear classifier that a head could replace; choose another network")

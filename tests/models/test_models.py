@@ -195,3 +195,17 @@ def test_a_builder_that_ignores_the_dimension_is_refused(monkeypatch: pytest.Mon
 def test_an_unknown_network_is_told_how_to_be_known() -> None:
     with pytest.raises(ValueError, match=r"got 'other': register it with lam\.models\.register"):
         models.build("other", dimension=3)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_the_inceptions_of_torchvision_take_its_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import models as library
+    from torchvision.models import WeightsEnum
+
+    published = library.get_model(name, init_weights=False, aux_logits=True).state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda *_, **__: published)
+    network = models.build(f"torchvision:{name}", dimension=4, weights="DEFAULT")
+    own = network.features.state_dict()
+    assert all(torch.equal(published[path], value) for path, value in own.items())
+    assert network(torch.zeros(2, 3, 96, 96)).shape == (2, 4)
+    assert models.rebuild(network.recipe, network.state_dict()).features.transform_input

@@ -26,8 +26,8 @@ from lam.hessians.structures.layers import LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.laplace import Laplace, train_layer
 from lam.models.head import ADDED, default_head, features_and_output, find_head, probe_output
+from lam.models.head import n_items as count_items
 from lam.models.layers import elements_of_pass, find_layers, own_weights
-from lam.models.layers import n_items as count_items
 from lam.models.modes import evaluating
 from lam.models.weights import unwrapped
 from lam.pairs.pairs import as_targets, check_labels, targets_of

@@ -277,10 +277,18 @@ def refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None:
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:
-    """Rows of a batch, and of every tensor in a batch of named inputs."""
+    """Rows of a batch; in a batch of named inputs, tensors without a row for each item stay whole."""
     if isinstance(inputs, Mapping):
-        return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        n = n_items(inputs)
+        has_rows = {name for name, value in inputs.items() if isinstance(value, Tensor) and value.shape[:1] == (n,)}
+        return {name: value[rows] if name in has_rows else value for name, value in inputs.items()}
     return inputs[rows]
+
+
+def n_items(inputs: Any) -> int:
+    """Number of items in a batch: the rows of the tensor, or of the longest tensor in a dictionary."""
+    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return max(len(part) for part in parts if isinstance(part, Tensor) and part.ndim)
 
 
 def _runs_in(thread: int) -> bool:

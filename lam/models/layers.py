@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lam.models.head import items, record_layers, run
+from lam.models.head import items, n_items, record_layers, run
 from lam.models.modes import evaluating
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import layers_without
@@ -157,12 +157,6 @@ def rows_at_once(
         at_once = torch.cuda.get_device_properties(device).total_memory // (4 * _SHARE_OF_GPU)
     width = elements_of_pass(network, head, paths, inputs, jacobians=jacobians)
     return list(row_blocks(n_items(inputs), width, elements=at_once))
-
-
-def n_items(inputs: Any) -> int:
-    """Number of items in a batch: the rows of the tensor, or of the first tensor in a dictionary."""
-    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return next(len(part) for part in parts if isinstance(part, Tensor))
 
 
 def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> None:

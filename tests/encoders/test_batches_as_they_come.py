@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import lam
 from lam import models
 from lam.encoders.deterministic import DeterministicEncoder
+from lam.methods.laplace import Laplace
 from tests.encoders.small import make_batches, make_network
 
 
@@ -56,14 +57,17 @@ class WithPositions(nn.Module):
         return self.network(pixel_values + 0 * position_ids) / temperature
 
 
-def test_named_inputs_may_lack_a_row_for_each_item() -> None:
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_named_inputs_may_lack_a_row_for_each_item(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.models.layers.AT_ONCE", 1)  # every item alone
     batches = make_batches()
     width = batches[0][0].shape[1]
     shared = {"position_ids": torch.arange(width)[None], "temperature": torch.tensor(1.0)}
     plain = [{"pixel_values": inputs, "labels": labels} for inputs, labels in batches]
-    named = [{**batch, **shared} for batch in plain]
-    encoder = lam.fit(WithPositions(), named, margin=0.7, progress=False)
-    expected = lam.fit(ByName(), plain, margin=0.7, progress=False)
+    named = [{**shared, **batch} for batch in plain]
+    options = Laplace(margin=0.7, layers=layers)
+    encoder = lam.fit(WithPositions(), named, options, progress=False)
+    expected = lam.fit(ByName(), plain, options, progress=False)
     assert torch.equal(encoder.embed(named).kappa, expected.embed(plain).kappa)
     assert encoder.trained_on == expected.trained_on
     with pytest.warns(UserWarning, match="known training items"):

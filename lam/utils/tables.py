@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mode
 from typing import Any, TextIO
+from unicodedata import normalize
 
 import torch
 from jaxtyping import Bool, Float64
@@ -43,9 +44,13 @@ def is_no_label(label: str) -> bool:
 
 
 def file_of(folder: Path, name: str) -> Path:
-    r"""The file that a cell names, relative to a folder. A \ separates folders, as in Windows, if that finds a file."""
-    path, other = folder / name, folder / name.replace("\\", "/")
-    return other if not path.exists() and other.exists() else path
+    r"""The file that a cell names, relative to a folder.
+
+    If only that finds a file, a \ separates folders, as in Windows, and accents are written in another Unicode form.
+    """
+    plain = name.replace("\\", "/")
+    paths = [folder / each for each in (name, plain, normalize("NFC", plain), normalize("NFD", plain))]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lam.utils.tables import Table
+from lam.utils.tables import Table, file_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is read as values separated by")
 
@@ -160,6 +160,15 @@ def test_metadata_keep_the_types_of_the_file(tmp_path: Path, form: str) -> None:
     assert {name: type(value) for name, value in found.items()} == {name: type(of) for name, of in expected.items()}
     if form != "csv":
         assert Table.read(path).metadata(1, ("text",)) == {"ok": False, "size": 2.5}
+
+
+def test_files_are_found_however_their_folders_and_accents_are_written(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "caf\u00e9.png"
+    file.touch()
+    for name in ("a/caf\u00e9.png", "a\\caf\u00e9.png", "a/cafe\u0301.png"):
+        assert file_of(tmp_path, name) == file
+    assert file_of(tmp_path, "b\\c.png") == tmp_path / "b\\c.png"
 
 
 def test_a_number_that_no_float_holds_is_kept(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lam.models.weights import check_is_file, load_weights, unwrapped
 from lam.pairs.pairs import Pairs
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training import History, Minibatch, Step, Training, device_of
+from lam.training.steps import normalized
 from lam.utils.checks import check_at_least, check_choice, check_positive
 
 _LEAST_CROP = 0.3  # default crop_scale of the last member
@@ -228,8 +229,8 @@ class AnInfoNCEStep(Step):
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
         if not isinstance(loss, AnInfoNCE):
             raise TypeError(f"the loss must be AnInfoNCE, got {type(loss).__name__}")
-        features, embeddings = head_input_and_output(network, self.head, batch.inputs)
-        compared = embeddings
+        features, output = head_input_and_output(network, self.head, batch.inputs)
+        compared = embeddings = normalized(output)
         if not self.settings["normalise"]:
             compared = unwrapped(network).get_submodule(self.head)(batch.gather(features))
         terms = []

@@ -43,6 +43,14 @@ def test_a_step_adds_up_the_members_each_of_its_own_views(mining: Mining) -> Non
     assert (loss.log_concentration.grad.abs().sum(1) > 0).all() or mining.miner == "hard"
 
 
+def test_members_compare_unit_vectors_of_a_network_that_ends_in_its_linear_layer() -> None:
+    outputs = 5 * torch.rand(10, 4, generator=torch.Generator().manual_seed(0)) + 1
+    batches = [batch_of(LABELS.repeat(2), rows) for rows in (outputs, torch.nn.functional.normalize(outputs))]
+    step, loss = AnInfoNCEStep(Aninfonce(n_members=2).settings(), ""), AnInfoNCE(4, n_members=2)
+    long, unit = (step.value(torch.nn.Identity(), loss, batch) for batch in batches)
+    torch.testing.assert_close(long, unit)
+
+
 def test_of_several_processes_each_has_the_views_of_its_own_items() -> None:
     batch = batch_of(torch.zeros(10, dtype=torch.long), torch.zeros(10, 1), sizes=(6, 4))
     assert [rows.tolist() for rows in rows_of_members(batch, 2)] == [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9]]

@@ -131,8 +131,9 @@ def _choose_triplets(
     Counting takes O(N² log N) and forms no triplets. For an anchor and a positive, the negatives of a kind have
     consecutive ranks of distance, `first` to `last` − 1. So cumulative sums count the triplets of each negative.
     """
-    positive, negative = pairs.positive > 0, pairs.negative > 0
     distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
+    finite = distance.isfinite()  # other pairs are in no triplet; the loss reports them
+    positive, negative = (pairs.positive > 0) & finite, (pairs.negative > 0) & finite
     ranked, order = distance.masked_fill(~negative, torch.inf).sort(1)
     nearer = torch.searchsorted(ranked, distance, right=True)
     inside = torch.searchsorted(ranked, distance + margin, right=True)

@@ -277,7 +277,10 @@ def test_batches_without_a_triplet(labels: Tensor, kind: str) -> None:
 def test_embeddings_that_are_not_finite_are_left_to_the_loss(kind: str) -> None:
     embeddings = points()
     embeddings[3] = torch.nan
-    assert losses.build(margin=MARGIN)(embeddings, choose(Mining(kind), embeddings)).isnan()
+    for max_pairs in (None, 1, 20):
+        pairs = choose(Mining(kind, max_pairs), embeddings)
+        assert not pairs.paired[3]
+        assert losses.build(margin=MARGIN)(embeddings, pairs).isnan()
 
 
 def test_half_precision_and_gradients_do_not_matter() -> None:

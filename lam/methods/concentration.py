@@ -88,6 +88,11 @@ class ConcentrationMethod(HeadMethod):
         start = self.start if in_phases or self.kappa == "none" else None
         loss = self.loss(layer.out_features, plan.seed)
         norm = nn.BatchNorm1d(layer.out_features, dtype=torch.float32) if self.normalises else None
+        if norm is not None and layer._parameters.get("weight") is None:
+            raise ValueError(
+                f"{self.name} merges a batch norm into {path!r}, whose weight is computed from others: remove the "
+                "weight norm or spectral norm of this layer"
+            )
         model = self.model()(network, path, kappa_head, loss, start=start, norm=norm)
         validate: Any = plan.validate
         first = replace(

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import lam
 from lam import losses, models
@@ -55,6 +56,14 @@ def test_a_batch_norm_folded_into_the_head_changes_no_direction(bias: bool) -> N
         torch.testing.assert_close(network.eval()(DATA.images), expected)
         torch.testing.assert_close(model(DATA.images)[0], expected)
     assert model.norm is None
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_head_whose_weight_is_computed_takes_no_batch_norm(norm: Any) -> None:
+    network = small.network()
+    norm(network.head)
+    with pytest.raises(ValueError, match="simsiam merges a batch norm into 'head', whose weight is computed"):
+        Simsiam().train(network, DATA, small.training())
 
 
 def test_checkpoints_hold_the_copy_the_predictor_and_the_prototypes(tmp_path: Path) -> None:

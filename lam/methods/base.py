@@ -141,7 +141,7 @@ class Method(ABC):
         """
         self.check_start(pretrained=training.pretrained)
         if training.pretrained or not can_learn(network):
-            network.to(device_of(training.accelerator)).eval()
+            network.to(device_of(training.accelerator, training.devices)).eval()
             return {}
         with training.stage("train"):
             return {"network": train_by_loop(network, dataset, training, step=step, method=self.name)}

@@ -323,7 +323,7 @@ class DeepEnsemble(Method):
         for number, member in enumerate(members, start=1):
             if self.checkpoints:
                 load_weights(member, self.checkpoints[number - 1])
-                member.to(device_of(training.accelerator)).eval()
+                member.to(device_of(training.accelerator, training.devices)).eval()
                 continue
             part = f"member-{number}"
             own = replace(

@@ -81,9 +81,9 @@ def train(
     return history
 
 
-def device_of(accelerator: Accelerator) -> torch.device:
-    """The device that `train` uses in this process; a `ValueError` for an unknown or missing accelerator."""
-    return _fabric(accelerator, 1, "32-true").device
+def device_of(accelerator: Accelerator, devices: int | list[int] = 1) -> torch.device:
+    """The device that `train` uses in this process; a `ValueError` for an unknown or missing accelerator or device."""
+    return _fabric(accelerator, devices, "32-true").device
 
 
 def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Precision) -> Any:

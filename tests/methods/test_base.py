@@ -1,6 +1,7 @@
 """What the training functions of all methods share: whose checkpoints they take up, and that they draw nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,18 @@ def test_a_loss_of_classes_is_refused_for_places_before_any_work(tmp_path: Path)
         training = small.training(loss=losses.build(loss, margin=0.7), **options)
         with pytest.raises(ValueError, match="VarCon needs classes, .* train on labels"):
             find(method)().check(small.network(), small.images(), training)
+
+
+def test_a_trained_network_moves_to_the_device_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = {1: torch.device("cpu"), (1,): torch.device("meta")}
+
+    def fabric(_accelerator: str, devices_: Any, _precision: str) -> SimpleNamespace:
+        return SimpleNamespace(device=devices[devices_ if devices_ == 1 else tuple(devices_)])
+
+    monkeypatch.setattr("lam.training._fabric", fabric)
+    network = small.network()
+    Deterministic().train_network(network, small.images(), small.training(pretrained=True, devices=[1]))
+    assert network.head.weight.is_meta
 
 
 def test_a_checkpoint_of_an_ensemble_is_one_of_its_member(tmp_path: Path) -> None:

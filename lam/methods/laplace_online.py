@@ -122,8 +122,8 @@ class LaplaceOnline(LaplaceMethod):
             likelihood_scale=self.likelihood_scale,
             seed=training.seed,
         )
-        relation = replace(training.relation, miner=self.hessian_miner, max_pairs=self.hessian_max_pairs)
-        common = inputs_of(dataset, training) | {"relation": relation}
+        mined: Any = {"scope": "batch", "miner": self.hessian_miner, "max_pairs": self.hessian_max_pairs}
+        common = inputs_of(dataset, training) | {"relation": replace(training.relation, **mined)}
         return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:

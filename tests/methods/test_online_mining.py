@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lam import losses
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
-from lam.pairs import Mining, Pairs
+from lam.pairs import Mining, Pairs, Relation
 from lam.training import DivergenceError, Minibatch, Training, checkpoints, train
 from tests.helpers import contrastive_ggn
 from tests.methods.test_laplace_online import OPTIONS, QUIET, make_data, make_network
@@ -67,6 +67,15 @@ def test_the_hessian_is_mined_apart_from_the_loss() -> None:
     fit(fourth, both, epochs=1, miner="semihard")
     h = [step.h for step in (everything, mined, drawn, both)]
     assert not any(torch.equal(h[0], other) for other in h[1:])
+
+
+def test_the_hessian_is_mined_in_batches_whatever_the_scope_of_training() -> None:
+    method, training = (
+        LaplaceOnline(hessian_miner="hard"),
+        Training(loss=LOSS, epochs=1, relation=Relation("dataset"), **QUIET),
+    )
+    encoder = method.train(make_network(), make_data(), training).encoder
+    assert (encoder.relation.scope, encoder.relation.miner) == ("batch", "hard")
 
 
 def test_a_batch_of_which_the_hessian_takes_no_pair_lets_h_fade() -> None:

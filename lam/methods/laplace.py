@@ -245,11 +245,13 @@ class Laplace:
         return {**own, "seed": seed}
 
     def check_complete(self) -> None:
-        """Require a complete loss: a margin, or a curvature without missing settings."""
+        """Require a complete loss: a margin, or a curvature without missing settings; and a margin for triplets."""
         curvature = self.loss_curvature
         if curvature == ContrastiveCurvature(None):
             raise ValueError("the contrastive curvature needs a margin: give margin, or another curvature")
         curvature.check_complete()
+        if self.relation.miner != "all" and self.relation.triplet_margin is None:
+            raise ValueError(f"{self.relation.miner} triplets need a margin, got None: give margin, or another miner")
 
     def added_layer(self, head: str, width: int) -> nn.Linear:
         """The layer that `head` adds after outputs of this width, on the meta device."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lam.datasets.augmented import TwoViews, Views, without_augmentation
+from lam.datasets.augmented import TwoViews, Views, check_images, without_augmentation
 from lam.encoders import BayesianEncoder, Encoder
 from lam.encoders.batches import Batch, HeldOut, as_batches, split_batch
 from lam.hessians import ContrastiveCurvature, Curvature
@@ -208,9 +208,11 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
                 'pairs must be "dataset" for places (method.pairs=dataset in a run): shuffled batches of places hold '
                 "hardly any positive pairs"
             )
-        probe = probe_of(dataset)
-        options = self.resolved(training).laplace(training)
-        options = replace(options, head=default_head(network, self.head))
+        resolved, probe = self.resolved(training), probe_of(dataset)
+        if resolved.views is not None:
+            check_images(dataset, "leave views out")
+        options = replace(resolved.laplace(training), head=default_head(network, self.head))
+        options.check_complete()
         if options.head in ("identity", "train"):
             options.check_layer(options.added_layer(options.head, probe_output(network, probe).shape[1]))
             return

@@ -4,12 +4,14 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning.miners import TripletMarginMiner
+from torch import nn
 from torch.utils.data import DataLoader
 
 from lam import Laplace, losses, models
 from lam.datasets import TensorImages
-from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.datasets.augmented import AugmentationOptions, Augmented, Views
 from lam.hessians import ContrastiveCurvature
+from lam.losses import InfoNCE
 from lam.methods.fit import fit
 from lam.methods.laplace_posthoc import LaplacePosthoc
 from lam.pairs import Pairs, Relation
@@ -104,6 +106,20 @@ def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None
 def test_places_in_shuffled_batches_are_refused_before_training() -> None:
     with pytest.raises(ValueError, match='pairs must be "dataset" for places'):
         train(models.build("convnet8", dimension=3), make_data(), relation=Relation(positive_within=5.0), **settings())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"miner": "hard"}, "hard triplets need a margin, got None: give margin, or another miner"),
+        ({"views": Views()}, r"views are random crops of images .*: leave views out"),
+    ],
+)
+def test_what_the_fit_cannot_use_is_refused_before_training(options: dict[str, Any], message: str) -> None:
+    rows = [(torch.rand(8), number % 4) for number in range(24)]
+    training: dict[str, Any] = settings() | {"loss": InfoNCE(), "stage": pytest.fail}
+    with pytest.raises(ValueError, match=message):
+        train(nn.Linear(8, 3), rows, options=LaplacePosthoc(curvature="infonce", **options), **training)
 
 
 @pytest.mark.parametrize(

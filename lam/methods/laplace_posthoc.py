@@ -55,8 +55,7 @@ class LaplaceMethod(Method):
         mean: the direction of an embedding: `network` or, as in Warburg et al., `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, a mapping of name and settings, such as {name: supcon, split:
             outputs}, or an object of `lam.hessians`. Missing settings, such as a temperature, come from the training
-            loss. The options below set the `contrastive` curvature. `own` is the curvature of the network's training
-            loss.
+            loss. `own` is the curvature of the network's training loss. The options below set a contrastive curvature.
         margin: margin of the contrastive curvature; negative pairs beyond it have no curvature. The default is the
             margin of the training loss. Mined triplets always use this default.
         split, fix, negative_weight: settings of the contrastive curvature; see `ContrastiveCurvature`.
@@ -88,11 +87,11 @@ class LaplaceMethod(Method):
         settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
         if settings == {"name": "contrastive"}:
             return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
-        if foreign := [name for name in _CONTRASTIVE_SETTINGS if getattr(self, name) != getattr(LaplaceMethod, name)]:
+        if foreign := self._contrastive_settings:
             name = "..." if isinstance(settings, Curvature) else settings.get("name")
             raise ValueError(
-                f"{foreign[0]} is a setting of the contrastive curvature, got curvature={self.curvature!r}: give "
-                f"settings as curvature={{name: {name}, ...}}"
+                f"{next(iter(foreign))} is a setting of the contrastive curvature, got curvature={self.curvature!r}: "
+                f"give settings as curvature={{name: {name}, ...}}"
             )
         if isinstance(settings, Curvature):
             return settings
@@ -113,7 +112,17 @@ class LaplaceMethod(Method):
                 "the loss that trained the network has no curvature of its own: give method.curvature one of "
                 f"{', '.join(CURVATURES)}"
             )
-        return replace(self, curvature={name: value for name, value in training.trained_by.items() if name != "views"})
+        own = {name: value for name, value in training.trained_by.items() if name != "views"}
+        if own["name"] != "contrastive":
+            return replace(self, curvature=own)
+        defaults: Any = {name: getattr(LaplaceMethod, name) for name in _CONTRASTIVE_SETTINGS}
+        return replace(self, curvature=own | self._contrastive_settings, **defaults)
+
+    @property
+    def _contrastive_settings(self) -> dict[str, Any]:
+        """The options of the contrastive curvature that differ from their defaults."""
+        own = {name: getattr(self, name) for name in _CONTRASTIVE_SETTINGS}
+        return {name: value for name, value in own.items() if value != getattr(LaplaceMethod, name)}
 
     def curvature_of(self, loss: Loss, learned: Learned | None = None) -> Curvature:
         """The curvature, completed by a loss and its learned parameters; `ValueError` if a setting is still missing."""

@@ -12,6 +12,7 @@ from lam.datasets import TensorImages
 from lam.datasets.augmented import AugmentationOptions, Augmented, Views
 from lam.hessians import ContrastiveCurvature
 from lam.losses import InfoNCE
+from lam.methods import Deterministic
 from lam.methods.fit import fit
 from lam.methods.laplace_posthoc import LaplacePosthoc
 from lam.pairs import Pairs, Relation
@@ -144,6 +145,17 @@ def test_the_same_loss_has_curvatures_that_clip_nothing(options: dict[str, Any],
     found: Any = [other.loss_curvature for other in others]
     assert [(each.split, each.fix, each.negative_weight) for each in found] == expected
     assert all(other.structure == options.get("structure") for other in others)
+
+
+def test_the_own_curvature_of_a_contrastive_network_has_them_too() -> None:
+    loss = losses.build(margin=0.5)
+    training = Training(**settings() | {"loss": loss, "trained_by": Deterministic().trained_by(loss, 3)})
+    others = LaplacePosthoc(curvature="own", structure="diag").without_clipping()
+    assert [other.resolved(training).loss_curvature for other in others] == [
+        ContrastiveCurvature(0.5, split="euclidean", fix="positive"),
+        ContrastiveCurvature(0.5, split="euclidean", negative_weight=0.0),
+        ContrastiveCurvature(0.5, fix="projected"),
+    ]
 
 
 def test_a_posterior_of_clipped_weights_is_fitted_again_where_it_can_be() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lam.datasets.augmented import TwoViews, Views
 from lam.losses import BYOL, ConcentrationAlignment, Loss, SimSiam, SwAV
-from lam.losses.views import Explicit, Regulariser
+from lam.losses.views import Explicit, Regulariser, Siamese
 from lam.methods.base import Learned
 from lam.methods.concentration import ConcentrationMethod, DistributionNetwork, KappaBy
 from lam.models.kappa_head import Form
@@ -73,6 +73,14 @@ class ViewsMethod(ConcentrationMethod):
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Also reject data without images; see `Method.check`."""
         super().check(network, *self.training_data(dataset, training))
+
+    def check_start(self, *, pretrained: bool) -> None:
+        """Reject phases for a trained network without the predictor that its loss needs."""
+        if pretrained and self.kappa == "phases" and isinstance(self.loss(2, 0), Siamese):
+            raise ValueError(
+                f"{self.name} cannot add κ to a trained network in phases, because encoders have no predictor: take "
+                "kappa=shared (method.kappa=shared in a run)"
+            )
 
     def training_data(self, dataset: Any, training: Training) -> tuple[Any, Training]:
         """Two views of each image; all other images of a batch are negatives."""

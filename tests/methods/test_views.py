@@ -66,6 +66,12 @@ def test_a_head_whose_weight_is_computed_takes_no_batch_norm(norm: Any) -> None:
         Simsiam().train(network, DATA, small.training())
 
 
+@pytest.mark.parametrize("method", [Simsiam, Byol])
+def test_a_trained_network_without_its_predictor_takes_no_kappa_in_phases(method: Any) -> None:
+    with pytest.raises(ValueError, match="cannot add κ to a trained network in phases, .* take kappa=shared"):
+        method(kappa="phases").train(small.network(), DATA, small.training(pretrained=True))
+
+
 def test_checkpoints_hold_the_copy_the_predictor_and_the_prototypes(tmp_path: Path) -> None:
     for method, names in (
         (Byol(), ("network/target.network.head.weight", "network/loss.predictor.0.weight", "network/norm.weight")),

@@ -184,7 +184,11 @@ class Aninfonce(Deterministic):
             raise ValueError(
                 f"crop_scales must hold {self.n_members} scales, one for each member, got {len(self.crop_scales)}"
             )
-        self.kinds()
+        kinds = self.kinds()
+        if self.n_members == 1 and kinds[0].crop_scale is not None:
+            raise ValueError(
+                f"crop_scales need several members, got {self.crop_scales} for one: augment the data instead"
+            )
 
     def kinds(self, base: AugmentationOptions | None = None) -> list[AugmentationOptions]:
         """The augmentation of each member: its crops, with the other options of `base`."""

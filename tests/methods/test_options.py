@@ -10,6 +10,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("aninfonce", {"concentration": -1.0}, "concentration must be positive and finite, got -1"),
     ("aninfonce", {"n_members": 0}, "n_members must be at least 1, got 0"),
     ("aninfonce", {"n_members": 2, "crop_scales": (0.5,)}, "crop_scales must hold 2 scales, .* got 1"),
+    ("aninfonce", {"crop_scales": (0.5,)}, r"crop_scales need several members, got \(0.5,\) for one"),
     ("aninfonce", {"crop_scales": (1.5,)}, r"crop_scale must be in \(0, 1\]"),
     ("aninfonce", {"negatives": -1.0}, "negatives must be at least 0, got -1"),
     ("aninfonce", {"negatives": 5.0}, "negatives must be below concentration, 5, got 5"),

@@ -57,9 +57,13 @@ class HeadMethod(Method):
             validate=None,
             folder=training.part("head"),
         )
-        options = {name: value for name, value in self.settings().items() if name != "epochs"}
         with training.stage("head"):
-            return train(head, dataset, own, step=HeadStep(network, path, loss, options), method=self.name)
+            return train(head, dataset, own, step=HeadStep(network, path, loss, self._resumed), method=self.name)
+
+    @property
+    def _resumed(self) -> dict[str, Any]:
+        """The options that a resumed training must share: all except the number of the head's epochs."""
+        return {name: value for name, value in self.settings().items() if name != "epochs"}
 
 
 class HeadStep(Step):

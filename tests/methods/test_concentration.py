@@ -129,6 +129,13 @@ def test_the_head_resumes_only_beside_the_network_that_it_began_with(tmp_path: P
         method.train(small.network(seed=5), data, small.training(folder=tmp_path, pretrained=True))
 
 
+def test_the_head_may_train_for_more_epochs(tmp_path: Path) -> None:
+    data, plan = small.images(), small.training(folder=tmp_path)
+    for epochs in (1, 2):
+        _, histories = Mcinfonce(n_samples=2, epochs=epochs).train(small.network(), data, plan)
+        assert len(histories["head"].losses) == epochs
+
+
 @pytest.mark.parametrize("form", ["exp", "softplus", "inverse"])
 @pytest.mark.parametrize("start", [1.5, 20.0, 500.0])
 def test_the_head_begins_at_its_start_and_never_gives_nan(form: Any, start: float) -> None:

@@ -227,6 +227,8 @@ class OnlineLaplaceStep(Step):
         options, h = self.options, cast(Tensor, self.h)
         h_batch = torch.zeros_like(samples[0])
         for sample, mined in zip(samples, pairs, strict=True):
+            if not mined.paired.any():  # then many curvatures have no mean
+                continue
             weight, bias = _split(sample, layer.bias is not None)
             if options.update == "accumulate":  # a mean over the chosen pairs, not over all pairs of the batch
                 counts = [max(1, round(float(chosen.sum()))) for chosen in (mined.positive, mined.negative)]

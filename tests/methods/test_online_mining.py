@@ -78,15 +78,16 @@ def test_the_hessian_is_mined_in_batches_whatever_the_scope_of_training() -> Non
     assert (encoder.relation.scope, encoder.relation.miner) == ("batch", "hard")
 
 
-def test_a_batch_of_which_the_hessian_takes_no_pair_lets_h_fade() -> None:
+@pytest.mark.parametrize("curvature", ["contrastive", "supcon", "infonce", "varcon"])
+def test_a_batch_of_which_the_hessian_takes_no_pair_lets_h_fade(curvature: str) -> None:
     network, data = make_network(), make_data(16)
     nothing = torch.zeros(0, dtype=torch.long)
-    step = online()
+    step, loss = online(curvature=curvature), losses.build(curvature, margin=0.7)
     step.mining = Mining(lambda embeddings, labels: (nothing, nothing, nothing))
     batch = Minibatch(
         data.batch(torch.arange(16)), Pairs.by_label(data.labels), 0, torch.Generator(), targets=data.labels
     )
-    step.backward(network, LOSS, batch, lambda found: found.backward())
+    step.backward(network, loss, batch, lambda found: found.backward())
     torch.testing.assert_close(step.h, torch.full_like(step.h, 0.9e-3))
 
 

@@ -229,7 +229,8 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         if self.layers == "last":
             options.check_layer(cast(nn.Linear, network.get_submodule(head)))
             return
-        n_items, layers = min(self.batch_size, len(dataset)), find_layers(network, probe, self.layers)
+        n_items = min(self.batch_size, len(dataset)) * (1 if resolved.views is None else 2)
+        layers = find_layers(network, probe, self.layers)
         empty_layers_curvature(options, probe, n_items=n_items, network=network, head=head, layers=layers)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":

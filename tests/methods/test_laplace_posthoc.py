@@ -123,6 +123,14 @@ def test_what_the_fit_cannot_use_is_refused_before_training(options: dict[str, A
         train(nn.Linear(8, 3), rows, options=LaplacePosthoc(curvature="infonce", **options), **training)
 
 
+@pytest.mark.parametrize(("views", "size"), [(None, 8), (Views(flip=0.5), 16)])
+def test_a_batch_of_views_takes_the_memory_of_two_for_each_image(views: Any, size: int) -> None:
+    options = LaplacePosthoc(layers="all", views=views, batch_size=8, max_memory=200_000)
+    matrices = size * 2 * 3 * 3 * 4  # terms, outputs and bytes of float32
+    with pytest.raises(ValueError, match=f" {matrices:,} bytes a batch"):
+        options.check(models.build("convnet8", dimension=3), make_data(), Training(**settings()))
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

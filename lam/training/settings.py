@@ -41,7 +41,7 @@ class TrainingOptions:
         learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
         weight_decay: weight decay of the optimizer, ≥ 0.
-        precision: "32-true", "bf16-mixed" or "16-mixed"; weights are always float32.
+        precision: "32-true", "bf16-mixed" or "16-mixed"; weights keep their type.
         checkpoint_every: batches between two checkpoints within an epoch; None for checkpoints after epochs only.
 
     Raises:

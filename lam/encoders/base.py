@@ -293,7 +293,8 @@ class Encoder(ABC):
                 "large for other items: give items that the network was not trained on",
                 stacklevel=4,  # skips two decorators
             )
-        known = None if reference is None else self.predict(reference, n_samples=2, progress=progress)
+        n_samples = prediction.embeddings.mean_samples or 2  # directions that are means depend on it
+        known = None if reference is None else self.predict(reference, n_samples=n_samples, progress=progress)
         self.ambiguity = learn(
             prediction.features,
             prediction.embeddings.mean,

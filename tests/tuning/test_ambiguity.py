@@ -291,6 +291,17 @@ def test_training_items_are_recognised() -> None:
         encoder.learn_ambiguity([items(seed=2)], reference=[train])
 
 
+def test_the_reference_has_directions_of_as_many_samples_as_the_held_out_items() -> None:
+    train, labels = items(seed=1)
+    encoder = encoder_of(train, labels)
+    encoder.mean = "sampled"
+    encoder.learn_ambiguity([items(seed=2)], reference=[train])
+    ambiguity = encoder.ambiguity
+    assert ambiguity is not None
+    assert isinstance(ambiguity.head, NeighbourConcentration)
+    torch.testing.assert_close(ambiguity.head.known[-len(train) :], encoder.embed(train).mean)
+
+
 def test_padding_does_not_change_what_a_text_is_recognised_by() -> None:
     short = {"ids": torch.tensor([[5, 6, 7]]), "mask": torch.tensor([[1, 1, 1]])}
     padded = {"ids": torch.tensor([[5, 6, 7, 0]]), "mask": torch.tensor([[1, 1, 1, 0]])}

@@ -87,6 +87,11 @@ class EnsembleEncoder(Encoder):
         """D, the dimension of a member; after `learn_ambiguity`, the same as `dimension`."""
         return self._member_dimension if self.ambiguity is None else self.dimension
 
+    def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
+        if self.ambiguity is None:
+            return embeddings
+        return self.ambiguity(features, embeddings, epistemic_dimension=self._member_dimension)
+
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function that predicts batches; the samples are the M members, for any `n_samples`."""
 

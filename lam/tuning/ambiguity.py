@@ -133,17 +133,23 @@ class Ambiguity:
     ambiguous_below: Float[Tensor, ""]
 
     @without_autocast()
-    def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with the combined κ and its three parts; the old κ becomes `kappa_epistemic`."""
+    def __call__(
+        self, features: Float[Tensor, "N P"], embeddings: Embeddings, *, epistemic_dimension: int | None = None
+    ) -> Embeddings:
+        """The embeddings with the combined κ and its three parts; the old κ becomes `kappa_epistemic`.
+
+        The old κ is defined on the sphere of `epistemic_dimension` dimensions, by default the embeddings' dimension.
+        """
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
+        own = dimension if epistemic_dimension is None else epistemic_dimension
         aleatoric = self.head(features, embeddings.mean)
         epistemic, known = embeddings.kappa.to(aleatoric), self.typicality(features)
         cosine, distance = bessel_ratio(dimension, aleatoric), bessel_ratio_complement(dimension, aleatoric)
         known_at_odds = ODDS * known / (1 + (ODDS - 1) * known)
-        resultant = known_at_odds * cosine * bessel_ratio(dimension, epistemic)
+        resultant = known_at_odds * cosine * bessel_ratio(own, epistemic)
         # 1 − R from complements, because subtraction would lose the digits of a large κ
-        distance = distance + cosine * bessel_ratio_complement(dimension, epistemic)
+        distance = distance + cosine * bessel_ratio_complement(own, epistemic)
         rest = (1 - known) / (1 + (ODDS - 1) * known) + known_at_odds * distance
         kappa = kappa_from_resultant(resultant, dimension, one_minus_resultant=rest, max_kappa=most).clamp(min=least)
         return replace(

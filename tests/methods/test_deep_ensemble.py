@@ -12,6 +12,7 @@ import lam
 from lam import models
 from lam.encoders.ensemble import EnsembleEncoder, align, concatenated
 from lam.methods import DeepEnsemble, Deterministic
+from lam.vmf.bessel import bessel_ratio
 from lam.vmf.embeddings import mean_resultant_length
 from tests.helpers import unchecked
 from tests.methods import small_data as small
@@ -199,3 +200,15 @@ def test_kappa_is_of_the_sphere_of_the_members() -> None:
     rotations = torch.eye(3).expand(2, -1, -1).clone()
     encoder = EnsembleEncoder(members, "head", rotations=rotations, combine="concatenate")
     assert (encoder.dimension, encoder.kappa_dimension) == (6, 3)
+
+
+def test_the_combined_kappa_takes_the_epistemic_part_from_the_sphere_of_the_members() -> None:
+    encoder, inputs = EnsembleEncoder([nn.Linear(4, 3), nn.Linear(4, 3)], ""), torch.randn(40, 4)
+    before = encoder.embed(inputs)
+    encoder.learn_ambiguity([(inputs, torch.arange(40) % 4)])
+    after = encoder.embed(inputs)
+    assert after.kappa_aleatoric is not None
+    assert after.p_known is not None
+    q = 100 * after.p_known / (1 + 99 * after.p_known)
+    expected = q * bessel_ratio(6, after.kappa_aleatoric) * before.resultant
+    torch.testing.assert_close(after.resultant, expected, rtol=1e-4, atol=1e-6)

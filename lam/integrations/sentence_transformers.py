@@ -26,17 +26,23 @@ class KappaModule(Module):
     """Add (N,) `features["kappa"]`, the κ of each sentence embedding; everything else stays as it is.
 
     Args:
-        encoder: from `lam.fit_features` on the embeddings of the preceding modules; or an encoder of this model, with
-            `head="identity"` or with a head on its last layer.
+        encoder: from `lam.fit_features` on the embeddings of the preceding modules; or an encoder of this model whose
+            head takes these embeddings, such as with `head="identity"`.
 
     Raises:
-        ValueError: for an encoder without a posterior over one last layer.
+        ValueError: for an encoder without a posterior over one last layer, or with a head inside a model.
     """
 
     def __init__(self, encoder: BayesianEncoder) -> None:
         super().__init__()
         if type(encoder) is not BayesianEncoder:
             raise ValueError(f"κ of embeddings needs a posterior over the last layer, got {type(encoder).__name__}")
+        parts = [] if encoder.network is None else encoder.network.named_modules()
+        if any(encoder.head.startswith(f"{path}.") for path, part in parts if isinstance(part, SentenceTransformer)):
+            raise ValueError(
+                f"κ is computed from the model's embeddings, but the encoder's head {encoder.head!r} is a layer inside "
+                'the model: fit the encoder with head="identity" or head="train"'
+            )
         kept: dict[str, Any] = {name: getattr(encoder, name) for name in _KEPT}
         self.encoder = BayesianEncoder(None, "", encoder.posterior, **kept)
         self.encoder.ambiguity = encoder.ambiguity

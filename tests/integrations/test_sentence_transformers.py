@@ -10,7 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 import lam
@@ -145,6 +145,28 @@ def test_the_encoder_must_take_the_embeddings_of_the_model(model: SentenceTransf
         with_kappa(model, other)
     with pytest.raises(ValueError, match="width 8, the model gives 16"):
         KappaModule(other)({"sentence_embedding": torch.randn(2, 16)})
+
+
+def test_a_head_inside_the_model_is_an_error(model: SentenceTransformer) -> None:
+    """Its inputs have the width of the embeddings, but are not the embeddings."""
+    with_dense = SentenceTransformer(
+        modules=[*model, Dense(WIDTH, WIDTH, activation_function=torch.nn.Identity())], device="cpu"
+    )
+
+    class Sentences(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = with_dense
+
+        def forward(self, **tokens: torch.Tensor) -> torch.Tensor:
+            return self.model(tokens)["sentence_embedding"]
+
+    batch = {**with_dense.preprocess(TEXTS), "labels": torch.tensor(LABELS)}
+    inside = lam.fit(Sentences(), [batch], margin=0.7, progress=False)
+    with pytest.raises(ValueError, match=r"head 'model\.3\.linear' is a layer inside the model"):
+        with_kappa(with_dense, inside)
+    added = lam.fit(Sentences(), [batch], lam.Laplace(margin=0.7, head="identity"), progress=False)
+    assert kappas(with_kappa(with_dense, added), TEXTS[:2]).isfinite().all()
 
 
 def test_a_model_that_truncates_is_an_error(

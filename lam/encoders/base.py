@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
-from lam.encoders.batches import Batch, HashedBatches, HeldOut, as_batches, labelled_batches, split_batch
+from lam.encoders.batches import Batch, HashedBatches, HeldOut, as_batches, is_empty, labelled_batches, split_batch
 from lam.encoders.files import SavedEncoder
 from lam.hessians.last_layer import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
@@ -242,10 +242,12 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> Iterator[Prediction]:
-        """The prediction of each batch, one at a time to save memory; arguments and errors as in `predict`."""
+        """The prediction of each batch with items, one at a time; arguments and errors as in `predict`."""
         predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            prediction = predict(split_batch(batch)[0], n_items)
+            if is_empty(own := split_batch(batch)[0]):
+                continue
+            prediction = predict(own, n_items)
             check_feature_values(prediction.features, n_items)
             n_items += len(prediction.features)
             yield replace(prediction, embeddings=self.with_ambiguity(prediction.features, prediction.embeddings))

@@ -37,6 +37,12 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     return _as_tensors({name: value for name, value in batch.items() if name != targets}), batch[targets]
 
 
+def is_empty(inputs: Any) -> bool:
+    """Whether inputs of a batch hold no item."""
+    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return any(isinstance(part, Tensor) and part.shape[:1] == (0,) for part in parts)
+
+
 def _as_tensors(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return {name: _as_tensors(value) for name, value in inputs.items()}
@@ -60,14 +66,15 @@ def _is_array(value: Any) -> bool:
 
 
 def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
-    """Inputs and targets of every batch; a `ValueError` names the purpose if a batch has no targets."""
+    """Inputs and targets of every batch with items; a `ValueError` names the purpose if a batch has no targets."""
     for inputs, targets in map(split_batch, as_batches(loader, labelled=True)):
         if targets is None:
             raise ValueError(
                 f"{purpose} needs a loader that yields batches of inputs with labels, such as [(inputs, labels)], or "
                 'dictionaries with the key "labels" or "label"'
             )
-        yield inputs, targets
+        if not is_empty(inputs):
+            yield inputs, targets
 
 
 def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> Iterable[Batch]:

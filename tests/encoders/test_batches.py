@@ -62,3 +62,15 @@ def test_data_sets_words_and_nothing_are_no_batches() -> None:
     for wrong in ("photographs", None, 7):
         with pytest.raises(ValueError, match=f"must be a batch or a loader of batches, got {wrong!r}"):
             as_batches(wrong)
+
+
+def test_an_empty_batch_leaves_tuning_and_ambiguity_as_they_are() -> None:
+    batches = make_batches(2, N=40)
+    inputs, labels = batches[0]
+    encoder, other = (lam.fit(make_network(), batches, margin=0.7, progress=False) for _ in range(2))
+    for each, held_out in ((encoder, batches), (other, [(inputs[:0], labels[:0]), *batches])):
+        each.trained_on = []
+        each.tune(held_out)
+        each.learn_ambiguity(held_out)
+    assert other.tuning == encoder.tuning
+    assert torch.equal(other.embed(inputs).kappa, encoder.embed(inputs).kappa)

@@ -376,6 +376,10 @@ def test_an_empty_batch_adds_nothing(structure: str):
     empty = torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)
     with_empty, without = (fit(each, layers="all", structure=structure) for each in ([*batches, empty], batches))
     assert torch.equal(with_empty.posterior.curvature.sums, without.posterior.curvature.sums)
+    assert torch.equal(with_empty.embed([empty, *batches]).kappa, without.embed(batches).kappa)
+    for encoder, held_out in ((with_empty, [*batches, empty]), (without, batches)):
+        encoder.tune(held_out)
+    assert with_empty.tuning == without.tuning
 
 
 class OfBatch(nn.Module):

@@ -61,7 +61,7 @@ def law_embeddings_are_directions_with_a_kappa_in_its_range(method: str, folder:
 
 def law_an_embedding_is_the_same_alone_and_in_any_batch(method: str, folder: Path) -> None:
     encoder = trained(method).encoder
-    whole, parts = (encoder.predict(x, n_samples=5, joint=True) for x in (NEW, [NEW[:1], NEW[1:5], NEW[5:]]))
+    whole, parts = (encoder.predict(x, n_samples=5, joint=True) for x in (NEW, [NEW[:1], NEW[:0], NEW[1:5], NEW[5:]]))
     torch.testing.assert_close(parts.embeddings.mean, whole.embeddings.mean)
     torch.testing.assert_close(parts.embeddings.kappa, whole.embeddings.kappa, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(parts.features, whole.features)

@@ -24,6 +24,7 @@ from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval import auroc
+from lam.tuning.evidence import tune_prior
 from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
 from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
 from lam.utils.checks import check_choice, check_tensor
@@ -153,8 +154,7 @@ class BayesianEncoder(Encoder):
         self._check_head()
         self.recommendation = None
         if by == "marginal_likelihood":
-            step, posterior = options.get("step"), self.posterior
-            self.posterior = posterior.with_best_prior() if step is None else posterior.with_prior_step(step)
+            self.posterior, self.tuning = tune_prior(self.posterior, options.get("step")), None
             return
         posterior_inputs: list[Any] = []
         parts: list[Tensor] = []

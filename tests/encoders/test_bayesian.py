@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -229,6 +230,21 @@ def test_tuning_by_evidence_chooses_the_prior():
     after = encoder.posterior
     assert after.prior_precision != before.prior_precision
     assert before.log_marginal_likelihood(after.prior_precision) > before.log_marginal_likelihood(1.0)
+
+
+def test_tuning_by_evidence_forgets_the_trials_and_warns_without_a_maximum():
+    encoder, batches = fit(structure="diag"), make_batches()
+    encoder.tune(batches, greatest=1e8)
+    assert encoder.tuning is not None
+    encoder.tune([], by="marginal_likelihood")
+    assert encoder.tuning is None
+    with pytest.raises(ValueError, match="step must be positive and finite, got -1"):
+        encoder.tune([], by="marginal_likelihood", step=-1.0)
+    curvature = encoder.posterior.curvature
+    negative = replace(curvature, sums=-curvature.sums.abs())
+    encoder.posterior = replace(encoder.posterior, curvature=negative)
+    with pytest.warns(UserWarning, match="the evidence has no maximum, so the prior precision went to 1e-08"):
+        encoder.tune([], by="marginal_likelihood")
 
 
 def test_half_precision_networks_keep_a_float32_posterior():

@@ -70,6 +70,9 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
     assert "False flags: at most 10 %" in calibrated
     assert page == f"a page to try it: lam serve {run_copy}"
     assert Run(run_copy).calibration.flag == "combined"
+    monkeypatch.setattr("lam.cli.commands._DEMO_TARGETS", {"far": 0.2, "ood": 0.2})
+    assert main(command) == 0  # the calibration of before stays, and is told
+    assert calibrated in capsys.readouterr().out
 
 
 @pytest.mark.long
@@ -154,7 +157,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         ("demo --checkpoint=no.pth", "no.pth does not exist"),
         ("run no.yaml", "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run"),
         ("run --margin 3 digits laplace_posthoc", "margin must be in (0, 2]"),
-        ("run folder laplace_posthoc", "folder needs a root"),
+        ("run folder --quiet laplace_posthoc", "folder needs a root"),
         ("run folder laplace_posthoc --data.root=no", "/no; give a folder"),
         ("run fashionmnist laplace_posthoc --data.root=no", "--data.root=DIR"),
         ("run digits norm '--data.ood=[{name: mnist, root: nowhere}]'", "--data.ood='[{name: mnist, root: DIR}]'"),
@@ -219,7 +222,7 @@ def test_index_and_search_print_what_they_found(
     assert len(capsys.readouterr().out.splitlines()) == 2 + 5
     assert main(["index", str(run_copy), str(digit_folder), "--factory", "HNSW32", "--quiet"]) == 0
     assert capsys.readouterr().out == f"24 images: {run_copy / 'gallery'}\n"
-    assert main(["search", str(run_copy), str(image), "-k", "3"]) == 0
+    assert main(["search", str(run_copy), "-k", "3", str(image)]) == 0
     query, head, *hits = capsys.readouterr().out.splitlines()
     assert query.startswith("query: kappa ")
     assert head.split() == ["score", "kappa", "label", "path"]

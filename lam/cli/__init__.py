@@ -17,6 +17,8 @@ __all__ = ["main"]
 
 CONFIGURED = (*RUNS, "experiment")
 """The commands that take settings as options, such as `--training.epochs=5`."""
+SEVERAL = {"search": "image", "compare": "runs", "serve": "runs"}
+"""The positional arguments that may be repeated, by command."""
 FLAGS = ("--quiet", "--help", "--allow-missing", "--skip-damaged", "--paper", "--print")
 """The options without a value."""
 STOPPED, READER_GONE = 130, 141  # the shell's exit statuses for SIGINT and SIGPIPE
@@ -44,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _execute(arguments: list[str]) -> int:
     takes_settings = bool(arguments) and arguments[0] in CONFIGURED
     parsed, rest = command_parser().parse_known_args(_attach_values(arguments) if takes_settings else arguments)
+    if (name := "config" if takes_settings else SEVERAL.get(parsed.command)) is not None:
+        further = [word for word in rest if not word.startswith("-")]  # argparse leaves out words after an option
+        setattr(parsed, name, [*getattr(parsed, name), *further])
+        rest = [word for word in rest if word.startswith("-")]
     if takes_settings:  # argparse reads a setting with a space in it as a positional argument
         rest += [word for word in parsed.config if word.startswith("--")]
         parsed.config = [word for word in parsed.config if not word.startswith("--")]

@@ -112,7 +112,7 @@ def demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
         except ValueError as error:
             complain(f"warning: not calibrated: {error}; `lam calibrate {folder}` takes other targets")
             return
-    far, ood = (f"{100 * _DEMO_TARGETS[name]:g} %" for name in ("far", "ood"))
+    far, ood = (f"{100 * rate:g} %" for rate in (calibration.targets.far, calibration.targets.ood))
     print(f"Calibrated. False accepts: at most {far} {calibration.facts['false_accepts']}. False flags: at most {ood}.")
     program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` runs a command that is on no path
     print(f"a page to try it: {program} serve {folder}")

@@ -6,7 +6,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -228,6 +231,20 @@ def test_index_and_search_print_what_they_found(
     assert head.split() == ["score", "kappa", "label", "path"]
     assert len(hits) == 3
     assert any(line.endswith(f"0  {image.resolve()}") for line in hits)
+
+
+def test_a_search_that_is_stopped_leaves_an_older_result(
+    finished_run: FinishedRun, digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> Iterator[Any]:
+        yield SimpleNamespace(images=())
+        raise KeyboardInterrupt
+
+    (output := tmp_path / "found.csv").write_text("old")
+    monkeypatch.setattr("lam.runs.search.search_in_batches", stopped)
+    monkeypatch.setattr("lam.runs.search.write_results", lambda path, _: Path(path).write_text("half"))
+    assert main(["search", str(finished_run.folder), str(digit_folder), "-o", str(output)]) == 130
+    assert output.read_text() == "old"
 
 
 def test_the_folder_above_a_run_stands_for_it_where_it_is_the_only_one(

@@ -259,6 +259,7 @@ def search_gallery(parsed: argparse.Namespace, _: list[str]) -> None:
         damaged=damaged,
         progress=parsed.output is not None and not parsed.quiet,
     )
+    problem: ValueError | None = None
     try:
         for result in searched:
             if parsed.output is not None:
@@ -270,12 +271,15 @@ def search_gallery(parsed: argparse.Namespace, _: list[str]) -> None:
                 _show_answer(result, row)
                 if not is_alone:
                     print(flush=True)
-    finally:  # damaged files end the search after all others are found
-        for reason in damaged.reasons.values() if parsed.output is None else ():
-            complain(f"warning: {reason}")
-        if parsed.output is not None and results:
-            write_results(parsed.output, results)
-            print(f"{sum(len(result.images) for result in results)} {kind}s: {parsed.output}")
+    except ValueError as error:  # damaged files end the search after all others are found
+        problem = error
+    for reason in damaged.reasons.values() if parsed.output is None else ():
+        complain(f"warning: {reason}")
+    if parsed.output is not None and results:
+        write_results(parsed.output, results)
+        print(f"{sum(len(result.images) for result in results)} {kind}s: {parsed.output}")
+    if problem is not None:
+        raise problem
 
 
 def _show_answer(result: Any, row: int) -> None:

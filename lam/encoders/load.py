@@ -11,6 +11,7 @@ from lam.encoders.deterministic import DeterministicEncoder, GaussianEncoder, He
 from lam.encoders.ensemble import DropoutEncoder, EnsembleEncoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.layers import LayersEncoder
+from lam.models.weights import unwrapped
 from lam.tuning.ambiguity import Ambiguity
 from lam.utils.registry import check_class, enter
 
@@ -39,7 +40,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
     Args:
         folder: folder of the encoder.
         network: a network of the same architecture, if lam cannot rebuild it by name; the saved weights and their types
-            replace its own.
+            replace its own. Parallel modules and averaged models are unwrapped, as in `lam.fit`.
 
     Raises:
         CorruptFileError: if a file is missing, truncated or altered; the error names it.
@@ -54,7 +55,8 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
     if (of_run := Path(folder) / "encoder").is_dir() and (Path(folder) / "config.yaml").is_file():
         raise ValueError(f"{folder} is a run: give lam.load({str(of_run)!r})")
     try:
-        return _restored(encoder_files.load(folder, network), folder)
+        inner = None if network is None else unwrapped(network, compiled=False)  # as `lam.fit` does
+        return _restored(encoder_files.load(folder, inner), folder)
     except _UNREADABLE as error:
         raise ValueError(f"{folder} holds no encoder that lam wrote ({type(error).__name__}: {error})") from error
 

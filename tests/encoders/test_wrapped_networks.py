@@ -67,10 +67,13 @@ def test_an_encoder_saved_from_one_is_loaded_into_any_other(
     assert lam.load(tmp_path, make_network()).head == "2"
 
 
-def test_an_encoder_of_averaged_weights_is_loaded_into_a_plain_network(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [make_network, lambda seed: AveragedModel(make_network(seed))])
+def test_an_encoder_of_averaged_weights_is_loaded_into_a_plain_or_an_averaged_network(
+    given: Callable[[int], nn.Module], tmp_path: Path
+) -> None:
     data = make_batches()
     lam.fit(AveragedModel(make_network()), data, margin=0.7, progress=False).save(tmp_path)
-    torch.testing.assert_close(lam.load(tmp_path, make_network(seed=1)).embed(data).kappa, fit(data).embed(data).kappa)
+    torch.testing.assert_close(lam.load(tmp_path, given(1)).embed(data).kappa, fit(data).embed(data).kappa)
 
 
 def test_encoders_of_one_network_add_up_whether_it_is_compiled_or_not() -> None:

@@ -227,8 +227,10 @@ def run(network: nn.Module, inputs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], Tensor) and (reason := refusal(args[0], parameter, str(error))):
             raise ValueError(reason) from error
         raise
-    except TypeError as error:
-        if not (isinstance(inputs, Tensor) and "required positional argument" in str(error)):
+    except (TypeError, AttributeError) as error:
+        of_mapping = (f"'Tensor' object has no attribute '{name}'" for name in ("get", "items", "keys", "pop"))
+        lacks = ("required positional argument", *of_mapping)
+        if not (isinstance(inputs, Tensor) and any(words in str(error) for words in lacks)):
             raise
         raise ValueError(
             f"the network does not take a single tensor ({error}): give a batch as a dictionary of its inputs by name, "

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.models.head import ADDED, features_and_output, find_head, record_head_inputs
+from lam.models.head import ADDED, features_and_output, find_head, record_head_inputs, run
 
 
 class Classifier(nn.Module):
@@ -208,3 +208,14 @@ def test_named_inputs_of_any_mapping_are_taken_and_unknown_names_refused():
         find_head(network, {"ids": torch.randn(4, 5), "mask": torch.ones(4, 5)})
     with pytest.raises(ValueError, match=r'got dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):
         find_head(Several(), {"x": torch.randn(4, 5)})
+
+
+def test_a_network_of_named_inputs_refuses_a_tensor_in_words():
+    class Tokens(nn.Module):
+        def forward(self, features):
+            return features.get("ids").float()
+
+    with pytest.raises(
+        ValueError, match=r"does not take a single tensor \(.*no attribute 'get'\): give a batch as a dict"
+    ):
+        run(Tokens(), torch.ones(2, 3))

@@ -38,9 +38,9 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 
 
 def is_empty(inputs: Any) -> bool:
-    """Whether inputs of a batch hold no item."""
+    """Whether inputs of a batch hold no item: every tensor with an axis has no row."""
     parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return any(isinstance(part, Tensor) and part.shape[:1] == (0,) for part in parts)
+    return max((len(part) for part in parts if isinstance(part, Tensor) and part.ndim), default=1) == 0
 
 
 def _as_tensors(inputs: Any) -> Any:

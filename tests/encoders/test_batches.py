@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import lam
-from lam.encoders.batches import HeldOut, as_batches
+from lam.encoders.batches import HeldOut, as_batches, is_empty
 from lam.pairs import Relation
 from tests.encoders.small import make_batches, make_network
 
@@ -74,3 +74,9 @@ def test_an_empty_batch_leaves_tuning_and_ambiguity_as_they_are() -> None:
         each.learn_ambiguity(held_out)
     assert other.tuning == encoder.tuning
     assert torch.equal(other.embed(inputs).kappa, encoder.embed(inputs).kappa)
+
+
+def test_a_batch_is_empty_if_every_tensor_is() -> None:
+    none, rows = torch.zeros(0, 3), torch.zeros(2, 3)
+    assert all(is_empty(inputs) for inputs in (none, {"ids": none}, {"ids": none, "temperature": torch.tensor(2.0)}))
+    assert not any(is_empty(inputs) for inputs in (rows, {"ids": rows, "past": none}, torch.tensor(1.0), "text"))

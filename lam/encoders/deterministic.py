@@ -15,6 +15,7 @@ from lam.encoders.files import SavedEncoder
 from lam.hessians.last_layer import check_feature_values
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead, UncertaintyHead
+from lam.models.modes import evaluating
 from lam.models.weights import check_state
 from lam.posteriors.base import CHUNK_ELEMENTS
 from lam.retrieval.metrics.reference import NEIGHBOUR, check_neighbours, unit_knn_distance
@@ -69,7 +70,7 @@ class SeededEncoder(DeterministicEncoder):
     def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
         """Outputs of the head before normalisation, float32 or wider."""
         head = self.network.get_submodule(self.head)
-        with torch.no_grad():
+        with evaluating(head):  # a spectral norm in training mode changes with each pass
             return at_least_float32(head(features.to(next(head.parameters()).dtype)))
 
     def draw_each(

@@ -41,6 +41,13 @@ def test_a_length_beyond_the_range_is_its_end():
         NormEncoder(network, "").embed(torch.tensor([[1.0, 1.0], [float("nan"), 1.0]], dtype=torch.float64))
 
 
+def test_embedding_leaves_a_spectral_norm_in_training_as_it_is():
+    network = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    NormEncoder(network, "").embed(torch.rand(5, 6))
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
 def test_joint_samples_of_each_item_are_its_own_whatever_it_shows(encoder: NormEncoder):
     samples = encoder.predict(DATA.images[:1].expand(2, -1, -1, -1), n_samples=20, joint=True).samples
     assert not torch.equal(samples[:, 0], samples[:, 1])

@@ -311,8 +311,8 @@ class Encoder(ABC):
         """Write the encoder to a folder as safetensors, JSON and a manifest; this replaces an encoder in the folder.
 
         Raises:
-            ValueError: if the folder holds other files, such as a run or an index, or the network's state_dict holds
-                more than tensors.
+            ValueError: if the folder holds other files, such as a run or an index, the network's state_dict holds more
+                than tensors, or `n_samples` was set to less than 2.
         """
         encoder_files.save(
             folder,
@@ -323,7 +323,7 @@ class Encoder(ABC):
                 relation=asdict(self.relation),
                 preprocessing=None if self.preprocessing is None else self.preprocessing.to_json(),
                 ood_score=self.ood_score,
-                n_samples=self.n_samples,
+                n_samples=self.n_samples_or_default(self.n_samples),  # another value could not be loaded
                 settings=self.settings(),
                 tensors=self.tensors(),
                 trained_on=self.trained_on,

@@ -162,6 +162,14 @@ def test_features_that_are_not_finite_are_named_by_their_place_in_the_data():
         encoder.recommend(images)
 
 
+def test_an_encoder_that_could_not_be_loaded_is_not_saved(tmp_path: Path):
+    encoder = fit()
+    encoder.n_samples = 1
+    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+        encoder.save(tmp_path / "encoder")
+    assert not (tmp_path / "encoder").exists()
+
+
 def test_bad_input_to_tune_is_refused():
     encoder = fit()
     with pytest.raises(ValueError, match="by must be one of calibration, marginal_likelihood, got 'luck'"):

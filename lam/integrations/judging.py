@@ -73,10 +73,15 @@ def text_encoder(encoder: Encoder) -> Encoder:
 
 
 def predict_texts(encoder: Encoder, texts: Sequence[str], *, n_samples: int | None = None) -> Prediction:
-    """Features and embeddings of one or more texts; a `ValueError` for an empty text."""
+    """Features and embeddings of one or more texts; a `ValueError` names the first empty text."""
     preprocessing = preprocessing_of(encoder, TextPreprocessing)
-    inputs = torch.stack([preprocessing(text) for text in texts])
-    return encoder.predict(inputs.split(BATCH), n_samples=n_samples)
+    inputs: list[Tensor] = []
+    for number, text in enumerate(texts):
+        try:
+            inputs.append(preprocessing(text))
+        except ValueError as error:
+            raise ValueError(f"text {number}: {error}" if len(texts) > 1 else str(error)) from None
+    return encoder.predict(torch.stack(inputs).split(BATCH), n_samples=n_samples)
 
 
 def judge_each(

@@ -118,9 +118,13 @@ class LamVectorStore(VectorStore):
             example = "lambda document: document.metadata['label'] == 'a'"
             raise TypeError(f"a filter must be a function, such as {example}, got {keep!r}")
         rows, (of, vectors) = self._rows, self._stacked
-        if of is not rows:
+        if of is not rows or not rows:
             vectors = torch.stack([row for _, row in rows.values()]) if rows else torch.empty(0, len(query))
             self._stacked = rows, vectors
+        if len(query) != vectors.shape[1]:
+            raise ValueError(
+                f"the query must have the dimension of the documents, {vectors.shape[1]}, got {len(query)}"
+            )
         documents = [document for document, _ in rows.values()]
         kept = [place for place, document in enumerate(documents) if keep is None or keep(document)]
         cosines = (vectors[kept] @ unit_rows("query", query[None])[0].float()).clamp(-1, 1)

@@ -303,6 +303,15 @@ def test_embeddings_that_are_not_finite_or_of_another_dimension_are_not_stored()
     store._embedding = DeterministicFakeEmbedding(size=4)
     with pytest.raises(ValueError, match="dimension of the others, 8, got 4"):
         store.add_texts(["two"])
+    with pytest.raises(ValueError, match="dimension of the documents, 8, got 4"):
+        store.similarity_search("two")
+
+
+def test_an_empty_text_is_named(store: LamVectorStore) -> None:
+    with pytest.raises(ValueError, match="text 1: the text is empty"):
+        store.add_texts([KNOWN, " "])
+    with pytest.raises(ValueError, match="^the text is empty"):
+        store.similarity_search("")
 
 
 @pytest.mark.usefixtures("as_in_production")

@@ -54,7 +54,8 @@ class LamPostprocessor(BaseNodePostprocessor):
         calibration: calibration of the encoder on a gallery like the index.
         probability_cutoff: nodes with a smaller P(right) are left out.
         top_n: greatest number of nodes to return.
-        gallery_size: number of nodes in the index; None for the size at the calibration.
+        gallery_size: number of nodes in the index; None for the size at the calibration, or
+            the number of retrieved nodes if that is larger.
         label: the metadata field with a node's label; a node without it counts as a label of its own.
         on_unknown: chooses between all nodes, no nodes and an `UnknownQueryError` if the decision is not `match`.
         n_samples: as in `Encoder.embed`.
@@ -78,7 +79,9 @@ class LamPostprocessor(BaseNodePostprocessor):
     ) -> list[NodeWithScore]:
         if query_bundle is None:
             raise ValueError("P(right) depends on the query: pass query_str or query_bundle")
-        size = self.calibration.gallery_size if self.gallery_size is None else self.gallery_size
+        size = self.gallery_size
+        if size is None:
+            size = max(self.calibration.gallery_size, len(nodes))
         cosines = _cosines_of(nodes, min(N_HITS, size))
         asked = predict_texts(self.encoder, [query_bundle.query_str], n_samples=self.n_samples)
         labels = [label_of(node.metadata, self.label) for node in nodes]

@@ -139,6 +139,8 @@ class QdrantGallery:
             k: number of points in an answer, at least 1.
         """
         check_at_least("k", k, 1)
+        if len(queries) == 0:
+            return []
         how = models.SearchParams(exact=self._exact)
         requests = [
             models.QueryRequest(query=mean, using=self._vector, limit=max(k, N_HITS), params=how, with_payload=True)

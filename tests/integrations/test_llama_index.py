@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,10 @@ def test_the_query_is_needed(topics_run: Path, index: VectorStoreIndex) -> None:
 def test_an_index_of_another_size_than_the_calibration_warns(topics_run: Path, index: VectorStoreIndex) -> None:
     with pytest.warns(UserWarning, match="holds 5000 items"):
         postprocessor(topics_run, gallery_size=5000).postprocess_nodes(found(index, QUERY), query_str=QUERY)
+    small = postprocessor(topics_run)
+    small.calibration = replace(small.calibration, gallery_size=30)
+    with pytest.warns(UserWarning, match="holds 50 items, the calibration saw 30"):
+        small.postprocess_nodes(found(index, QUERY), query_str=QUERY)
 
 
 def test_a_run_of_images_is_refused(finished_run: Any) -> None:

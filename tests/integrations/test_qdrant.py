@@ -137,6 +137,7 @@ def test_arguments_that_do_not_fit_are_an_error(client: Any) -> None:
         store.add([1, 2], stored, labels)
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         store.answer(stored, made, k=0)
+    assert store.answer(stored[:0], made) == []
     with pytest.raises(ValueError, match="300 of 300 points of 'help' have no 'missing' in their payload"):
         QdrantGallery(client, "help", label="missing").calibrate(*items(Q, 2), CHOICES)
     with pytest.raises(ValueError, match="dimension 8, got 3"):

@@ -67,8 +67,8 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         """Write the repository, with options of `ModelHubMixin`; a different model card stays, with a warning.
 
         Raises:
-            ValueError: if the folder holds a calibration and this encoder has none, or for a metric that is neither
-                finite nor None. The folder then stays as it was.
+            ValueError: if the folder holds a calibration and this encoder has none, for a metric that is neither finite
+                nor None, and as `Encoder.save`. The folder then stays as it was.
         """
         folder = Path(save_directory)
         if self.calibration is None and (folder / FOLDER).exists():  # the mixin's method first deletes config.json
@@ -83,12 +83,13 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
                 "its metrics and promises",
                 stacklevel=2,
             )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.encoder.save(folder / _ENCODER)  # an error here must leave config.json
+        if self.calibration is not None:  # its key is the hash of the encoder's files, which are new
+            save_calibration(folder, replace(self.calibration, key=fingerprint(folder / _ENCODER)))
         return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        self.encoder.save(save_directory / _ENCODER)
-        if self.calibration is not None:  # its key is the hash of the encoder's files, which are new
-            save_calibration(save_directory, replace(self.calibration, key=fingerprint(save_directory / _ENCODER)))
         write_json(save_directory / _CONFIG, {"library_name": "lam", "metrics": dict(self.metrics)})
 
     @classmethod

@@ -1,6 +1,7 @@
 """A repository of the Hub, as a local folder: the encoder to the bit, its calibration, and a card with both tables."""
 
 import shutil
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,16 @@ def test_a_refused_save_leaves_the_repository_as_it_was(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=message):
         HubEncoder.of(encoder(), calibration() if calibrated else None, metrics).save_pretrained(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_encoder_that_cannot_be_saved_leaves_the_repository_as_it_was(tmp_path: Path) -> None:
+    hub = published(tmp_path, calibration())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    hub.encoder = copy(hub.encoder)
+    hub.encoder.n_samples = 1
+    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+        hub.save_pretrained(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -324,3 +324,13 @@ def test_a_low_rank_that_is_whole_is_the_second_moment_and_one_that_is_not_says_
         assert share < 1 - float(spectrum[-(rank // 2) :].sum() / moment.trace())
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         LowRank.zeros(weight, WITH_MATRICES[0], has_bias=False, rank=0)
+
+
+def test_low_ranks_add_up_although_another_processor_rounded_their_probes_differently() -> None:
+    features, weight, bias, labels = make()
+    pairs, empty = Pairs.by_label(labels), LowRank.zeros(weight, WITH_MATRICES[0], has_bias=True, rank=3)
+    rounded = replace(empty, probes=empty.probes + 3e-7)
+    one, other = (ggn_of_batch(each, features, weight, bias, pairs) for each in (empty, rounded))
+    torch.testing.assert_close((one + other).factor, (one + one).factor, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="only LowRanks with the same probes add up"):
+        _ = one + replace(one, probes=one.probes + 1e-3)

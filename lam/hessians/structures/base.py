@@ -37,7 +37,8 @@ class SummedCurvature(ABC):
         curvature: curvature of the loss, with the weights w_t.
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
-        shared_fields: names of the fields that must be equal in two summands.
+        shared_fields: names of the fields that must be equal in two summands, up to `shared_within`.
+        shared_within: greatest difference of two entries of `shared_fields`.
         shared_hint: advice in the error for summands with different `shared_fields`.
         setting_fields: names of the fields that are settings.
         takes_cross_terms: whether the sums can hold cross terms.
@@ -46,6 +47,7 @@ class SummedCurvature(ABC):
     name: ClassVar[str]
     sum_fields: ClassVar[tuple[str, ...]] = ("sums",)
     shared_fields: ClassVar[tuple[str, ...]] = ()
+    shared_within: ClassVar[float] = 0.0
     shared_hint: ClassVar[str] = ""
     setting_fields: ClassVar[tuple[str, ...]] = ()
     takes_cross_terms: ClassVar[bool] = False
@@ -156,7 +158,7 @@ class SummedCurvature(ABC):
             raise ValueError(f"only {kind}s of the same layer and settings add up, got {got}")
         for name in self.shared_fields:
             one, another = getattr(self, name), getattr(other, name)
-            if not torch.equal(one, another):
+            if one.shape != another.shape or not torch.allclose(one, another, rtol=0, atol=self.shared_within):
                 shapes = f"of shapes {tuple(one.shape)} and {tuple(another.shape)}"
                 raise ValueError(f"only {kind}s with the same {name} add up, got them {shapes}: {self.shared_hint}")
         counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))

@@ -281,6 +281,7 @@ class LowRank(Structure):
     name = "low_rank"
     sum_fields = ("sums", "sketch", "squares", "n_items")
     shared_fields = ("probes",)
+    shared_within = 1e-5  # the number of threads and the processor change the rounding of Ω
     shared_hint = "fit both with one rank"
 
     sums: Float[Tensor, "T D D"]

@@ -33,8 +33,8 @@ class DiagonalPosterior(Posterior):
         return self._variance(weight), None if bias is None else self._variance(bias)
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
-        h, variance = self.curvature.weight, self.variance[0]
-        return share_of(features.to(variance.dtype).square().mean(0) * variance, h < 0)
+        inputs = self._inputs(features.to(self.weight.dtype))
+        return share_of(inputs.square().mean(0) * self._variances, self.curvature.h < 0)
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
         shapes = [part.shape for part in (self.weight, self.bias) if part is not None]
@@ -51,12 +51,17 @@ class DiagonalPosterior(Posterior):
         return lambda features: AxisSpread(F.linear(features.square(), weight, bias))
 
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
-        weight, bias = self.variance
-        return sum_along(slopes, inputs, weight if bias is None else torch.cat([weight, bias[:, None]], 1))
+        return sum_along(slopes, inputs, self._variances)
 
     def log_det_precision(self, prior_precision: float) -> float:
         parts = [part.double() for part in self.curvature.relu() if part is not None]
         return sum(float((self.scale * part + prior_precision).log().sum()) for part in parts)
+
+    @property
+    def _variances(self) -> Float[Tensor, "D F"]:
+        """The variances of the weight, and of the bias as the last column."""
+        weight, bias = self.variance
+        return weight if bias is None else torch.cat([weight, bias[:, None]], 1)
 
     def _variance(self, h: Tensor) -> Tensor:
         return (self.scale * h.double() + self.alpha).reciprocal().to(self.weight.dtype)

@@ -149,8 +149,9 @@ def test_marginal_draws_have_the_whole_covariance_of_an_output(name: str):
     torch.testing.assert_close(marginal, network, rtol=0.03, atol=0)
 
 
-def test_the_share_of_clipped_variance_is_what_the_prior_alone_holds(name: str):
-    posterior, features = make(name, bias=False)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_share_of_clipped_variance_is_what_the_prior_alone_holds(name: str, bias: bool):
+    posterior, features = make(name, bias=bias)
     share = posterior.clipped_variance_share(features)
     assert 0 <= share <= 1
     sure = replace(posterior, likelihood_scale=1e14)

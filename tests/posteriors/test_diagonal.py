@@ -154,7 +154,7 @@ def test_the_share_of_variance_of_clipped_weights():
     h[0, [0, 2, 3, 4, 5]] = h[0, [0, 2, 3, 4, 5]].abs() + 1e-3
     curvature = replace(posterior.curvature, sums=h[None], counts=None)
     posterior = replace(posterior, curvature=curvature)
-    variance = features.square() @ posterior.variance[0].T
+    variance = posterior.output_spread()(features).total
     clipped = features[:, 1].square() * posterior.variance[0][0, 1]
     assert posterior.clipped_variance_share(features) == pytest.approx((clipped.sum() / variance.sum()).item())
     assert posterior.clipped_variance_share(features) > 0.5

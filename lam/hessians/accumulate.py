@@ -166,20 +166,28 @@ class LastLayerAccumulator(Accumulator):
         return total.to(self.weight.device), n_items
 
     def over_pairs(self, features: Float[Tensor, "N P"], targets: Any) -> Any:
-        """Sum over every pair of a data set with features in memory; targets are (N,) labels or (N, X) positions."""
+        """Sum over every pair of a data set with features in memory; targets are (N,) labels or (N, X) positions.
+
+        Raises:
+            ValueError: for data without positive or without negative pairs, or a curvature of zero.
+        """
         targets = targets_of(features, targets).to(self.weight.device)
         layer, is_places = (features, self.weight, self.bias), self.relation.positive_within is not None
         if not is_places:
             check_labels(targets)
         if not self.empty.curvature.in_blocks:
             pairs = self.relation.pairs(targets)
-            return self._in_passes(lambda start: (ggn_of_batch(start.empty, *layer, pairs), 0))[0]
-        related = self.relation.neighbours(targets) if is_places else targets
-        total, _ = self._in_passes(
-            lambda start: (ggn_of_dataset(start.empty, *layer, related, progress=self.progress), 0)
-        )
-        if 0 in total.counts and is_places:
-            raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
+            total, _ = self._in_passes(lambda start: (ggn_of_batch(start.empty, *layer, pairs), 0))
+        else:
+            related = self.relation.neighbours(targets) if is_places else targets
+            total, _ = self._in_passes(
+                lambda start: (ggn_of_dataset(start.empty, *layer, related, progress=self.progress), 0)
+            )
+        if missing := _missing_terms(total):
+            reason = f"all {len(features)} places are near each other: " if missing == ["negative pair"] else ""
+            raise ValueError(f"{reason}there is no {missing[0]} among {len(features)} items")
+        if not total.sums.any():
+            raise ValueError(f"the curvature of {len(features)} items is zero: raise the temperature of the loss")
         return total
 
     def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
@@ -197,7 +205,7 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
     total = share.all_reduce()
     if n_items < 2:
         raise ValueError(_NO_PAIR.format(n_items))
-    missing = [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
+    missing = _missing_terms(total)
     if missing or not total.sums.any():
         problem = f"holds a {missing[0]}" if missing else "has a curvature, which takes matches and non-matches"
         in_blocks = isinstance(total, Structure) and total.curvature.in_blocks
@@ -209,6 +217,11 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
             f"no batch of the {n_items} items {problem}: shuffle them, or take larger batches{or_else}{reason}"
         )
     return total, n_items
+
+
+def _missing_terms(total: Any) -> list[str]:
+    """Names of the terms without a summand."""
+    return [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
 
 
 def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:

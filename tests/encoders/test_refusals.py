@@ -218,12 +218,25 @@ def test_encoders_with_other_settings_or_networks_do_not_add_up():
         fit(batches) + lam.fit(other, batches, margin=0.7, progress=False)
 
 
-def test_places_that_are_all_near_each_other_have_no_negative_pair():
-    inputs, positions = torch.randn(20, 6), torch.rand(20, 2)
-    with pytest.raises(ValueError, match="all 20 places are near each other"):
-        lam.fit_features(
-            inputs, positions, torch.eye(3, 6), options=lam.Laplace(margin=0.7, pairs=Relation(positive_within=10.0))
-        )
+@pytest.mark.parametrize("fix", ["fixed", "full"])  # "full" forms all pairs at once, "fixed" in blocks
+@pytest.mark.parametrize(
+    ("apart", "message"),
+    [(0.01, "all 20 places are near each other: there is no negative pair"), (99.0, "no positive pair among 20 items")],
+)
+def test_places_need_near_and_far_places(fix: Any, apart: float, message: str):
+    inputs, positions = torch.randn(20, 6), apart * torch.arange(20.0)[:, None]
+    options = lam.Laplace(curvature=ContrastiveCurvature(0.7, fix=fix), pairs=Relation(positive_within=10.0))
+    with pytest.raises(ValueError, match=message):
+        lam.fit_features(inputs, positions, torch.eye(3, 6), options=options)
+
+
+@pytest.mark.parametrize("pairs", ["batch", "dataset"])
+def test_a_curvature_of_zero_is_refused(pairs: Any):
+    labels, network = torch.arange(40) % 6, nn.Linear(6, 6, bias=False)
+    nn.init.eye_(network.weight)
+    options = lam.Laplace(curvature=InfoNCECurvature(temperature=1e-3), pairs=pairs)
+    with pytest.raises(ValueError, match="temperature"):
+        lam.fit(network, [(torch.eye(6)[labels], labels)], options, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_a_saved_kron_keeps_its_eigenvectors(tmp_path: Path, monkeypatch: pytest
     sizes: list[int] = []
     eigh = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (sizes.append(len(matrix)), eigh(matrix))[1])
-    loaded = lam.load(tmp_path, make_network()).to("cpu")
+    loaded = lam.load(tmp_path, make_network()).to("cpu:0")  # another name of the device, so tensors are moved
     assert torch.equal(loaded.embed(batches).kappa, encoder.embed(batches).kappa)
     assert wide not in sizes
     more = fit(make_batches(seed=1), structure="kron")

@@ -175,6 +175,13 @@ class Kron(Structure):
         vars(curvature)["input_eigen"] = values, vectors
         return curvature
 
+    def to(self, device: torch.device | str) -> "Kron":
+        """As for any curvature; `input_eigen` moves along if it is known."""
+        moved = super().to(device)
+        if moved is not self and "input_eigen" in vars(self):
+            vars(moved)["input_eigen"] = tuple(part.to(device) for part in self.input_eigen)
+        return moved
+
     @property
     def level(self) -> float:
         return float(self.spectrum.relu().mean())

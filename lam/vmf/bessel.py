@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float
 from numpy.polynomial.polynomial import polyadd, polyder, polymul
 from torch import Tensor
 
-from lam.utils.checks import check_positive, check_tensor
+from lam.utils.checks import check_positive, check_tensor, unit_tolerance
 
 _TERMS = 12
 _POWERS = 6  # powers of p in a block of Horner's rule; the expansion has 3 * _TERMS powers
 _MINIMAL_ORDER = 20  # from this order on, `_TERMS` terms have errors below rounding
 _LEAST = 1e-300  # a smaller R or kappa counts as 0: products underflow in float64
-_SLACK = 1e-4  # tolerance of checks on R and 1 - R
+_SLACK = 1e-4  # tolerance of checks on R and 1 - R; more for half precision, which rounds more
 _INTERVALS = 256  # intervals of R in a table
 _TABLES: dict[int, np.ndarray] = {}
 """Tables of `_corrections` by dimension, computed before tracing, because traced tensors have no values."""
@@ -145,7 +145,8 @@ def kappa_from_resultant(
     length = resultant.detach().double()
     complement = 1 - length
     if one_minus_resultant is not None:
-        adds_up = (one_minus_resultant - complement).abs() <= _SLACK
+        slack = max(unit_tolerance(part.dtype, least=_SLACK) for part in (resultant, one_minus_resultant))
+        adds_up = (one_minus_resultant - complement).abs() <= slack
         check_all(adds_up, "one_minus_resultant must be 1 - resultant", one_minus_resultant)
         complement = one_minus_resultant.detach().double()
     length, complement = length.clamp(0, 1), complement.clamp(0, 1)

@@ -230,7 +230,7 @@ class VonMisesFisher(Distribution):
             Distributions of batch shape (*B), in the type of `samples`.
 
         Raises:
-            ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.
+            ValueError: as `mean_resultant_length`, and for weights of another shape, negative, not finite or all 0.
 
         Example:
             >>> samples = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.utils.checks import check_tensor, unit_tolerance
-from lam.vmf.bessel import check_all, kappa_from_resultant
+from lam.vmf.bessel import check_all, check_floating, kappa_from_resultant
 
 _BLOCKS = 16  # greatest number of blocks of samples; one block after the other is summed
 
@@ -59,7 +59,7 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
         Mean directions, R and 1 - R.
 
     Raises:
-        ValueError: for too few samples, samples that are not unit vectors, or samples with a sum of 0.
+        ValueError: for too few samples, samples of an integer type or not of unit length, or samples with a sum of 0.
 
     Example:
         >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
@@ -141,14 +141,17 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
     ||x - mean||^2 / 2, which is 1 - R for unit vectors.
 
     Raises:
-        ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.
+        ValueError: as `mean_resultant_length`, and for weights of another shape, negative, not finite or all 0.
     """
-    check_tensor("samples", samples)
+    check_floating(samples=samples)
     if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
         raise ValueError(f"samples must have shape (S, ..., D) with S >= 1 and D >= 2, got {tuple(samples.shape)}")
     if weights is None:
         weights = samples.new_full((len(samples), *[1] * (samples.ndim - 2)), 1 / len(samples), dtype=torch.float64)
     else:
+        check_tensor("weights", weights)
+        if weights.shape != samples.shape[:-1]:
+            raise ValueError(f"weights must have shape {tuple(samples.shape[:-1])}, got {tuple(weights.shape)}")
         check_all((weights >= 0) & weights.isfinite(), "weights must be finite and at least 0", weights)
         sums = weights.double().sum(0)
         check_all(sums > 0, "weights must have a positive sum over the samples", sums)

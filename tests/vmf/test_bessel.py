@@ -199,6 +199,14 @@ class TestKappaFromResultant:
         assert_close(from_both.double(), kappa, rtol=1e-6, atol=0)
         assert abs(kappa_from_resultant((1 - complement).float(), 2).item() / 1e6 - 1) > 0.01
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_takes_a_precise_complement_of_half_precision(self, dtype: torch.dtype) -> None:
+        complement = torch.linspace(0.001, 1, 99, dtype=torch.float64)
+        for one_minus in (complement, complement.to(dtype)):
+            found = kappa_from_resultant((1 - complement).to(dtype), 8, one_minus_resultant=one_minus)
+            expected = kappa_from_resultant(1 - complement, 8)
+            assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-9)
+
     def test_shapes(self) -> None:
         assert kappa_from_resultant(torch.full((2, 3), 0.5), 4).shape == (2, 3)
         assert kappa_from_resultant(torch.full((0,), 0.5), 4).shape == (0,)

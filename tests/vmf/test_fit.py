@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -75,6 +76,13 @@ class TestFit:
             VonMisesFisher.fit(samples, weights=torch.tensor([[1.0, 1, 1], [1, 1, -1]]))
         with pytest.raises(ValueError, match="weights must have a positive sum over the samples, got 0.0 at index 0"):
             VonMisesFisher.fit(samples, weights=torch.tensor([[0.0, 1, 1], [0, 1, 1]]))
+
+    def test_arguments_of_another_shape_or_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        with pytest.raises(ValueError, match=r"weights must have shape \(2, 3\), got \(2,\)"):
+            VonMisesFisher.fit(directions(2, 3, 4), weights=torch.ones(2))
+        with pytest.raises(ValueError, match=r"samples must be of a floating-point type, got torch.int64"):
+            VonMisesFisher.fit(torch.eye(3).long())
 
 
 class TestMeanResultantLength:

@@ -209,6 +209,29 @@ def test_it_is_the_same_where_torch_takes_no_gradients(off: Callable[[], Any]) -
     torch.testing.assert_close(found, numbers(), rtol=0, atol=0)
 
 
+class Gated(nn.Module):
+    """Multiplies its input by a layer's output, so autograd saves the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.gate(inputs) * inputs)
+
+
+def test_inputs_may_be_made_in_inference_mode() -> None:
+    network, options = Gated(), lam.Laplace(margin=0.7, layers="all")
+
+    def kappa() -> Tensor:
+        batches = make_batches()
+        return lam.fit(network, batches, options, progress=False).embed(batches).kappa
+
+    with torch.inference_mode():
+        found = kappa()
+    assert torch.equal(found, kappa())
+
+
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.bool])
 def test_labels_are_of_any_type_of_integers(dtype: torch.dtype) -> None:
     batches = [(inputs, labels % 2) for inputs, labels in make_batches()]

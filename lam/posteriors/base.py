@@ -270,7 +270,8 @@ class Posterior(ABC):
         outputs = torch.stack([self.outputs(features) for features in (queries, hits)]).double()
         lengths, units = outputs.norm(dim=2, keepdim=True), F.normalize(outputs, dim=2)
         cosines = units.prod(0).sum(1).clamp(-1, 1)
-        slopes = (units.flip(0) - cosines[:, None] * units) / lengths.clamp(min=torch.finfo(torch.float64).tiny)
+        # Squares of 1e100 are finite, so the variance for an output of length zero is large instead of NaN.
+        slopes = (units.flip(0) - cosines[:, None] * units) / lengths.clamp(min=1e-100)
         return cosines, self.variance_along(slopes, torch.stack(inputs))
 
     @without_autocast()

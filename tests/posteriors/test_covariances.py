@@ -82,6 +82,15 @@ def test_the_variance_of_a_cosine_is_that_of_its_gradient_in_the_dense_gaussian(
         posterior.cosine_variance(queries, hits[:3])
 
 
+def test_the_variance_of_the_cosine_of_a_zero_output_is_large_and_finite(name: str):
+    posterior, features = make(name, bias=False)
+    posterior, zero = replace(posterior, weight=posterior.weight * (torch.arange(P) > 0)), torch.eye(1, P, dtype=DTYPE)
+    for pair in ((zero, features[:1]), (features[:1], zero)):
+        cosine, variance = posterior.cosine_variance(*pair)
+        assert cosine == 0
+        assert 1e100 < variance < math.inf
+
+
 def test_the_variance_of_a_cosine_is_that_of_sampled_layers(name: str):
     posterior, features = make(name)
     posterior = replace(posterior, prior_precision=3e4, likelihood_scale=1e7)

@@ -1,5 +1,6 @@
 """Checks and defaults of the settings of a posterior."""
 
+import operator
 from typing import Any
 
 from lam.utils.checks import check_at_least, check_positive
@@ -26,6 +27,8 @@ def check_settings(
 
 
 def check_seed(seed: Any) -> None:
-    """Reject a seed that is no integer."""
+    """Reject a seed that is no integer, or out of the range of torch's generators."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ValueError(f"seed must be an integer, got {seed!r}")
+    if not -(2**63) <= operator.index(seed) < 2**64:
+        raise ValueError(f"seed must be from -2⁶³ to 2⁶⁴ - 1, got {seed}")

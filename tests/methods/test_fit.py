@@ -110,6 +110,7 @@ def test_pairs_are_not_mined_over_a_whole_data_set():
         ({"prior_precision": True}, "prior_precision must be a number, got True"),
         ({"likelihood_scale": -1}, "likelihood_scale must be positive and finite, got -1"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"seed": 2**64}, "seed must be from -2⁶³ to 2⁶⁴ - 1, got 18446744073709551616"),
         ({"structure": ["diag"]}, "structure must be one of diag, kron, ekfac, full, low_rank, got ['diag']"),
         ({"max_memory": None}, "max_memory must be a number of bytes, got None"),
         ({"curvature": SupConCurvature()}, "SupConCurvature must have temperature, got None"),

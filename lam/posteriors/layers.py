@@ -228,7 +228,8 @@ class LayersPosterior(Posterior):
                 for s in range(len(noise))
             ]
             f, samples = self.outputs(inputs), torch.stack(each).double()
-            return f, samples + least_variance(f).sqrt() * noise, samples.var(0).sum(1)
+            variance = samples.var(0, correction=min(1, len(noise) - 1)).sum(1)  # of one sample, 0
+            return f, samples + least_variance(f).sqrt() * noise, variance
 
         return draw
 

@@ -157,6 +157,7 @@ def test_network_samples_are_consistent_across_inputs(name: str):
     assert alone is not None
     torch.testing.assert_close(together[:, 3:4], alone)
     torch.testing.assert_close(posterior.sampled_embeddings(features, n_samples=4), together)
+    assert posterior.sampled_embeddings(features, n_samples=1).shape == (1, N, D)
 
 
 def test_an_output_of_length_zero_has_a_random_direction_and_the_least_kappa(name: str):

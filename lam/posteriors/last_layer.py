@@ -175,6 +175,7 @@ class EkfacPosterior(Posterior):
     def log_det_precision(self, prior_precision: float) -> float:
         return float((self.scale * self.curvature.spectrum.relu() + prior_precision).log().sum())
 
+    @without_autocast()
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         along = (self._inputs(features.to(self.weight.dtype)) @ self.basis[1]).square().mean(0)
         return share_of(along.double() * self.variance.double(), is_negative(self.curvature.spectrum))

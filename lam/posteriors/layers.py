@@ -142,6 +142,7 @@ class LayersPosterior(Posterior):
     def log_det_precision(self, prior_precision: float) -> float:
         return sum(float(precision.log().sum()) for precision in self._precisions(prior_precision))
 
+    @without_autocast()
     def clipped_variance_share(self, features: Any) -> float:
         """Share of the variance of the linearised outputs that comes from negative entries of h; see `Posterior`."""
         negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
@@ -152,6 +153,7 @@ class LayersPosterior(Posterior):
 
         return total(negative) / max(total(self.variances), 1e-300)
 
+    @without_autocast()
     def outputs(self, features: Any) -> Float[Tensor, "N D"]:
         return head_output(self.network, self.head, features).to(self.weight.dtype)
 

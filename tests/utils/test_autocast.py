@@ -20,7 +20,7 @@ from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead, UncertaintyHead
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.posteriors import POSTERIORS, Posterior
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, Posterior
 from lam.retrieval import Index, sampled_nearest
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.utils.autocast import without_autocast
@@ -95,6 +95,13 @@ def test_posterior(mode: Any, structure: str) -> None:
 
     same(predicted)
     same(lambda: [laplace.sampled_embeddings(features, n_samples=5)])
+    same(lambda: [torch.tensor(laplace.clipped_variance_share(features))])
+
+
+@pytest.mark.parametrize("structure", LAYERS_POSTERIORS)
+def test_posterior_over_layers(structure: str) -> None:
+    ((inputs, _), *_), laplace = make_batches(), fit(layers="all", structure=structure).posterior
+    same(lambda: [laplace.outputs(inputs), torch.tensor(laplace.clipped_variance_share(inputs))])
 
 
 def test_von_mises_fisher() -> None:

@@ -294,6 +294,7 @@ def _read(
         needed = (columns.query, columns.answer, columns.label if labelled else None)
         table = table.filled([name for name in needed if name is not None])
     used = (columns.text, columns.label, columns.question, columns.answer)
+    table.check_single(used if answered else (columns.query,))
     metadata = [table.metadata(row, used) for row in range(len(table.lines))]
     paths = [f"{table.path}:{line}" for line in table.lines]
 

@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ _FIXES = {
     "line": "give each column a value, and put values that hold the separator into quotes",
     "row": "name each column in the first row",
 }
+
+_NESTED = "write a row for each element of a list, and a column for each value of an object"
 
 _LOG = logging.getLogger(__name__)
 _ITEM_CONTROLS = ("choices", "taxonomy", "rating")  # controls that label a whole item, not a part of it
@@ -178,6 +180,13 @@ class Table:
         """Require allowed values in a column, in upper or lower case; see `check`."""
         known = {text.lower() for text in allowed}
         self.check(name, lambda text: text.lower() in known, f"be one of {', '.join(allowed)}")
+
+    def check_single(self, names: Iterable[str | None]) -> None:
+        """Reject lists and objects in these columns; see `check`."""
+        for name in filter(None, names):
+            values = zip(self.columns[name], self.values.get(name, ()), strict=False)
+            nested = {text for text, value in values if isinstance(value, list | dict)}
+            self.check(name, lambda text, nested=nested: text not in nested, "be one value", advice=_NESTED)
 
     def check(self, name: str, is_right: Callable[[str], object], rule: str, *, advice: str = "") -> None:
         """Require that `is_right` accepts every value of a column.

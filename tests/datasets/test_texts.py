@@ -251,6 +251,20 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         datasets.load("texts", root=tmp_path / "a.json")
 
 
+@pytest.mark.parametrize("column", ["question", "answer", "label"])
+@pytest.mark.parametrize("value", [["a", "b"], [], {"de": "a"}])
+def test_a_list_or_an_object_is_no_text_and_no_label(value: object, column: str, tmp_path: Path) -> None:
+    rows = [{"question": "who?", "answer": "me", "label": "a", "tags": ["x"]} for _ in range(3)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([*rows, {**rows[0], column: value}]))
+    with pytest.raises(ValueError, match=rf"{column} must be one value, got '.*' in object 4 .*: write a row for each"):
+        datasets.load("texts", root=path)
+    with pytest.raises(ValueError, match=f"{column} must be one value"):
+        read(root=path, preprocessing=TextPreprocessing())
+    if column != "question":
+        assert len(datasets.texts.outsiders(root=path, like=Texts(["a"], torch.zeros(1).long()))) == 4
+
+
 def test_outsiders_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
     like = Texts(["a", "b"], torch.tensor([0, 0]), preprocessing=TextPreprocessing(max_bytes=32))
     path = csv_of(tmp_path / "others.csv", "text", [("one",), ("two",)])

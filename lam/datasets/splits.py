@@ -11,7 +11,7 @@ import torch
 
 from lam.datasets.base import Dataset, Items, Preview, stratified_split
 from lam.inputs.decoding import THUMBNAIL_SIDE
-from lam.utils.checks import check_share
+from lam.utils.checks import check_share, first_of
 from lam.utils.notes import Note
 
 GalleryKind = Literal["classes", "identities"]
@@ -77,6 +77,15 @@ def note_like_names(classes: Iterable[str], source: object) -> None:
         first = " and ".join(repr(name[:60]) for name in like[0])
         note = f"{source}: the classes {first} differ only in case, blanks or as numbers ({len(like)} such groups)"
         warnings.warn(f"{note}: rename them if they are one class", Note, stacklevel=3)
+
+
+def note_lost_metadata(pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], source: object) -> None:
+    """Warn, by a `Note`, of metadata (kept, lost) of one answer that differ in more than an id or a split."""
+    names = {name for kept, lost in pairs for name in {**kept, **lost} if kept.get(name) != lost.get(name)}
+    if different := sorted(name for name in names if name.lower() not in ("id", "split")):
+        note = f"{source}: rows of one answer differ in {first_of(different)}: the gallery keeps the first row"
+        advice = "for an item each, give `lam index` a table with the columns id and text"
+        warnings.warn(f"{note}; {advice}", Note, stacklevel=4)
 
 
 def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from lam.datasets.base import Dataset, MissingDataError, Preview, labels_of, top_up
-from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
+from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names, note_lost_metadata
 from lam.inputs.decoding import THUMBNAIL_SIDE
 from lam.inputs.preprocessing import MAX_BYTES, TextPreprocessing
 from lam.utils.checks import first_of
@@ -191,7 +191,7 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     }
     rows = {part: queries for part, (queries, _, _) in files.items()}
     rows = _by_split(rows["train"], root) if list(rows) == ["train"] else rows
-    answers = _distinct(row for _, gallery, _ in files.values() for row in gallery)
+    answers = _distinct([row for _, gallery, _ in files.values() for row in gallery], root)
     classes = _classes(row for queries in rows.values() for row in queries)
     note_like_names(classes, root)
     style: dict[str, Any] = {"classes": classes, "preprocessing": TextPreprocessing(options.max_bytes)}
@@ -224,7 +224,7 @@ def read(
     """
     path, columns = _existing(Path(root).expanduser()), columns or Columns()
     queries, answers, _ = _read(path, columns, labelled=labelled, answered=answered, skip_empty=skip_empty)
-    answers = _distinct(answers)
+    answers = _distinct(answers, root)
     style: dict[str, Any] = {"classes": _classes([*queries, *answers]), "preprocessing": preprocessing, "name": name}
     texts = _texts(queries, **style)
     return _with_gallery(texts, _texts(answers, **style)) if answers else texts
@@ -288,11 +288,9 @@ def _read(
     if alone and len(table.columns) == 1 and columns.question is columns.label is None:
         columns = Columns(columns.text, label=min(table.columns))
     columns = (columns if answered else _queries_of(table, columns)).of(table, labelled=labelled)
-    if not answered:
-        columns = Columns(columns.query, columns.label)
+    columns = columns if answered else Columns(columns.query, columns.label)
     if skip_empty:
-        needed = (columns.query, columns.answer, columns.label if labelled else None)
-        table = table.filled([name for name in needed if name is not None])
+        table = table.filled(list(filter(None, (columns.query, columns.answer, columns.label if labelled else None))))
     used = (columns.text, columns.label, columns.question, columns.answer)
     table.check_single(used if answered else (columns.query,))
     metadata = [table.metadata(row, used) for row in range(len(table.lines))]
@@ -358,9 +356,11 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
     return [normalize("NFC", key) for key in keys]
 
 
-def _distinct(rows: Iterable[_Row]) -> list[_Row]:
+def _distinct(rows: Sequence[_Row], source: object) -> list[_Row]:
     """One row for each text and label: the first of equal rows, at the position of the last."""
-    return list({(row.text, row.key): row for row in reversed(list(rows))}.values())[::-1]
+    first = {(row.text, row.key): row for row in reversed(rows)}
+    note_lost_metadata(((first[row.text, row.key].metadata, row.metadata) for row in rows), source)
+    return list(first.values())[::-1]
 
 
 def _classes(rows: Iterable[_Row]) -> list[str]:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import math
+import warnings
 from pathlib import Path
 from unicodedata import normalize
 
@@ -166,6 +167,20 @@ def test_a_limit_leaves_questions_their_answers(tmp_path: Path, n_answers: int, 
     without_answer = set(few.queries.labels.tolist()) - set(few.candidates.labels.tolist())
     assert len(without_answer) <= 1  # of the question that was drawn last
     assert len(few.queries) >= len(few) // 2 or few is test
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_metadata_of_an_answer_that_the_gallery_does_not_keep_are_named(lost: bool, tmp_path: Path) -> None:
+    rows = [("who helps?", "1", "acme"), ("whom do I ask?", "2", "other" if lost else "acme")]
+    path = csv_of(tmp_path / "a.csv", "question,id,tenant,answer", [(*row, "support") for row in rows])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        texts = read(root=path, preprocessing=TextPreprocessing())
+    assert texts.metadata[-1] == {"id": "1", "tenant": "acme"}
+    assert [str(note.message) for note in caught] == lost * [
+        f"{path}: rows of one answer differ in tenant: the gallery keeps the first row; for an item each, give `lam "
+        "index` a table with the columns id and text"
+    ]
 
 
 def test_a_limit_draws_different_answers_of_a_label(tmp_path: Path) -> None:

@@ -315,7 +315,8 @@ class BayesianEncoder(Encoder):
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
         """Write one `torch.export` program from inputs to (features, mean, κ, variance), for any batch size.
 
-        After `learn_ambiguity`, the program also returns κ_e, κ_a and p_known, after the variance.
+        Without a network, the inputs are features. After `learn_ambiguity`, the program also returns κ_e, κ_a and
+        p_known, after the variance.
 
         Args:
             path: the file, usually with the suffix .pt2.
@@ -323,12 +324,10 @@ class BayesianEncoder(Encoder):
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
 
         Raises:
-            ValueError: without a network, with neither an example nor a preprocessing of fixed shape, for a head that
-                was trained further since the fit, or for a path where no file can be written.
+            ValueError: with neither an example nor a preprocessing of fixed shape, for a head that was trained further
+                since the fit, or for a path where no file can be written.
         """
         check_output(path)
-        if self.network is None:
-            raise ValueError("an encoder without a network cannot be exported: its inputs are features")
         self._check_head()
         if example is None:
             shape = None if self.preprocessing is None else self.preprocessing.shape
@@ -342,7 +341,8 @@ class BayesianEncoder(Encoder):
             return self.with_ambiguity(features, embed(features, output))
 
         tabulate_for_export(self.dimension)
-        export_encoder(path, example, self.network, self.head, predict)
+        network, head = (nn.Identity(), ADDED) if self.network is None else (self.network, self.head)
+        export_encoder(path, example, network, head, predict)
 
     def _posterior_input(self, inputs: Any, features: Tensor) -> Any:
         """The posterior's input for a batch."""

@@ -82,11 +82,14 @@ def test_a_graph_of_few_dimensions_has_few_nodes(tmp_path: Path) -> None:
     assert sizes[0] < sizes[1]
 
 
-def test_an_encoder_without_a_network_is_an_error(tmp_path: Path) -> None:
-    features = lam.fit_features(torch.randn(32, 8), torch.arange(32) % 4, torch.randn(3, 8), margin=0.7)
-    with pytest.raises(ValueError, match="without a network cannot be exported"):
-        onnx.export(features, tmp_path / "encoder.onnx", torch.randn(2, 8))
-    assert not list(tmp_path.iterdir())
+def test_an_encoder_without_a_network_is_a_graph_from_features(tmp_path: Path) -> None:
+    features = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    of_features = lam.fit_features(features, torch.arange(32) % 4, torch.eye(3, 8), margin=0.7)
+    onnx.export(of_features, tmp_path / "encoder.onnx", features[:2])
+    mean, kappa = session(tmp_path / "encoder.onnx").run(["mean", "kappa"], {"inputs": features.numpy()})
+    expected = of_features.embed(features)
+    torch.testing.assert_close(torch.as_tensor(mean), expected.mean)
+    torch.testing.assert_close(torch.as_tensor(kappa), expected.kappa, rtol=1e-4, atol=0)
 
 
 @pytest.mark.usefixtures("as_in_production")

@@ -119,7 +119,8 @@ def _cosines_of(nodes: list[NodeWithScore], least: int) -> torch.Tensor:
     """(N,) scores of the nodes, which must be cosines, best first."""
     if len(nodes) < least:
         raise ValueError(
-            f"P(right) needs {least} nodes, got {len(nodes)}: set similarity_top_k={least} in the retriever"
+            f"P(right) needs {least} nodes, got {len(nodes)}: set similarity_top_k={least} in the retriever, without "
+            "filters"
         )
     if any(node.score is None for node in nodes):
         raise ValueError("every node needs its cosine as score, got a node without a score")

@@ -152,8 +152,9 @@ def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, 
     if not relevance.count().any():
         raise ValueError(
             f"no label of the {len(stored)} stored items is a label of the calibration data, such as "
-            f"{images.classes[0]!r}: give a --folder (a file for texts) with labels or answers that are stored, such "
-            f"as {labels[0]!r}, or choose the gallery '{HELD_OUT}'"
+            f"{images.classes[0]!r}: give a --folder (a file for texts) with labels that are stored, such as "
+            f"{labels[0]!r} (without a column of labels, an answer is its own label), or choose the gallery "
+            f"'{HELD_OUT}'"
         )
     return relevance
 

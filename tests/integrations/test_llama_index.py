@@ -89,7 +89,7 @@ def scored(*scores: float | None) -> list[NodeWithScore]:
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        (scored(*[0.5] * 49), "needs 50 nodes, got 49: set similarity_top_k=50"),
+        (scored(*[0.5] * 49), "needs 50 nodes, got 49: set similarity_top_k=50 in the retriever, without filters"),
         (scored(*[0.5] * 49, None), "without a score"),
         (scored(7.0, *[0.5] * 49), "must be cosines"),
         (scored(*[0.5] * 49, 0.9), "best first"),

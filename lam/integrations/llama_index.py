@@ -46,8 +46,8 @@ class LamEmbedding(BaseEmbedding):
 class LamPostprocessor(BaseNodePostprocessor):
     """Returns the first nodes, scored by P(right); replaces `SimilarityPostprocessor`.
 
-    The retriever must return 50 nodes (`similarity_top_k=50`) or all, with their cosines. Each returned node has
-    `metadata["lam"]`: decision, probability and the query's κ.
+    The retriever must return 50 nodes (`similarity_top_k=50`) or all, with their cosines and without filters. Each
+    returned node has `metadata["lam"]`: decision, probability and the query's κ.
 
     Args:
         encoder: encoder of the index and the queries.

@@ -81,6 +81,8 @@ class LamVectorStore(VectorStore):
 
     def add_texts(self, texts: Iterable[str], metadatas: Any = None, *, ids: Any = None, **kwargs: Any) -> list[str]:
         """Add documents, and return their ids; by default ids are new. A document replaces an older one with its id."""
+        if isinstance(texts, str):
+            raise ValueError(f"texts must be a list, got the text {texts!r}: give [text]")
         texts = list(texts)
         metadatas, ids = list(metadatas or ()) or [{}] * len(texts), list(ids or ()) or [None] * len(texts)
         if not len(texts) == len(metadatas) == len(ids):

@@ -161,12 +161,15 @@ class _Searcher:
         self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles
     ) -> tuple[Sequence[Path | str], Iterable[Tensor]]:
         """The queries, and batches of inputs; reading a batch appends its images to the queries."""
+        if isinstance(texts, str):
+            raise ValueError(f"texts must be a list, got the text {texts!r}: give [text]")
         folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
         files = [file for folder in folders for file in folder]
         if not files and images:
             raise ValueError(f"there are no images in {', '.join(map(str, images))}")
         if bool(files) == bool(texts):
-            raise ValueError("give either images (files or folders) or texts to search for, not both")
+            got = "both" if files else "neither"
+            raise ValueError(f"give either images (files or folders) or texts to search for, got {got}")
         if files:
             batches = ImageBatches(files, preprocessing_of(self._encoder, Preprocessing), damaged, goes_on=True)
             return batches.read, batches

@@ -279,6 +279,8 @@ def test_an_encoder_of_features_is_refused(run: Run, monkeypatch: pytest.MonkeyP
 
 def test_metadata_may_be_missing_and_come_one_by_one() -> None:
     store = LamVectorStore(DeterministicFakeEmbedding(size=8))
+    with pytest.raises(ValueError, match="texts must be a list, got the text 'one'"):
+        store.add_texts("one")
     names = store.add_texts(iter(["one", "two"]), iter([None, {"page": 2}]), ids=iter(["1", "2"]))
     assert [document.metadata for document in store.get_by_ids(names)] == [{}, {"page": 2}]
 

@@ -74,8 +74,9 @@ def test_texts_are_searched_for(of_topics: Run, tmp_path: Path) -> None:
         search(of_topics.folder, texts=[2000 * "fur "])
     for images, texts, message in (
         ([], [" "], "the text is empty"),
+        ([], "fur", r"texts must be a list, got the text 'fur': give \[text\]"),
         ([tmp_path / "cat.png"], [], "this run takes texts: give each by --text"),
-        ([], [], "give either images .* or texts"),
+        ([], [], "give either images .* or texts to search for, got neither"),
     ):
         with pytest.raises(ValueError, match=message):
             search(of_topics.folder, *images, texts=texts)

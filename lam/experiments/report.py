@@ -22,8 +22,9 @@ class Sweep:
     """An experiment with every combination of the values of some settings.
 
     The first columns of a row are these values. The seed has no column: tables hold means over seeds, and a further
-    table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. For each
-    numeric setting, curves show every result over the values.
+    table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. A column that
+    only some experiments have is None for the others. For each numeric setting, curves show every result over the
+    values.
 
     Attributes:
         values: values of each setting, by name.
@@ -64,10 +65,10 @@ class Sweep:
             at = ", ".join(f"{name} {cell_text(value)}" for name, value in values.items())
             plots |= {f"{title}; {at}": plot for title, plot in outcome.plots.items()}
             notes |= dict.fromkeys(outcome.notes)
-        means, tables = parts, {}
+        means, tables = {title: _with_all_columns(rows) for title, rows in parts.items()}, {}
         if SEED in self.values:
-            means = {title: self._over_seeds(rows, "mean") for title, rows in parts.items()}
-            tables = {DEVIATIONS: self._over_seeds(parts[""], "std")}
+            tables = {DEVIATIONS: self._over_seeds(means[""], "std")}
+            means = {title: self._over_seeds(rows, "mean") for title, rows in means.items()}
         rows = means.pop("")
         return Outcome(rows, self._curves(rows) | plots, list(notes), means | tables)
 
@@ -100,6 +101,12 @@ class Sweep:
             for name in sorted(curves, key=list(rows[0]).index):
                 plots[f"{name} over {setting}"] = Plot(setting, name, curves[name])
         return plots
+
+
+def _with_all_columns(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the columns of all rows; a missing cell is None."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def _cell(value: Any) -> str | float | None:

@@ -73,6 +73,22 @@ def test_rows_say_their_values_and_curves_go_over_numbers() -> None:
     assert (outcome.notes, seen[0], seen[-1]) == (["a note"], "1 of 4, x", "4 of 4, x")
 
 
+def test_rows_of_experiments_with_different_columns_share_one_table() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Wide(Sum):
+        def run(self, progress: Progress) -> Outcome:
+            rows = super().run(progress).rows
+            return Outcome([{"loss": "a", "extra": 7.0, **row} if self.mode == "odd" else row for row in rows])
+
+    values = {"mode": ["plain", "odd"], "number": [10, 20]}
+    outcome = Sweep(values, [Wide(mode=mode, number=n) for mode in values["mode"] for n in values["number"]]).run(
+        lambda *_: None
+    )
+    assert {tuple(row) for row in outcome.rows} == {("mode", "number", "loss", "sum", "odd", SECONDS, "extra")}
+    assert [row["extra"] for row in outcome.rows] == [None] * 4 + [7.0] * 4
+    assert outcome.plots["extra over number"].curves["odd, a"] == [(10.0, 7.0), (20.0, 7.0)]
+
+
 def test_rows_of_several_seeds_are_means_beside_their_deviations() -> None:
     seeds, numbers = [0, 1, 2], [10, 20]
     sweep = Sweep(

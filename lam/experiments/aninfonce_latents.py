@@ -257,6 +257,8 @@ class AnInfoNCELatents(Experiment):
 
     def _outputs(self, encoder: nn.Module, observed: Tensor) -> Tensor:
         outputs = encoder(observed)
+        if not outputs.isfinite().all():
+            raise ValueError(f"the training diverged: lower learning_rate (now {self.learning_rate:g})")
         return F.normalize(outputs) if self.normalise else outputs
 
     def pairs(self, n_hard: int, device: torch.device) -> list[Pairs]:

@@ -155,6 +155,9 @@ def test_a_learning_rate_that_is_too_large_is_named() -> None:
     experiment = PosteriorRecovery(**SHORT["posterior-recovery"] | {"n_batches": 20}, learning_rate=1e9)
     with pytest.raises(ValueError, match=r"mc_infonce diverged at batch \d+: lower learning_rate \(now 1e\+09\)"):
         experiment.run(lambda *_: None)
+    latents = AnInfoNCELatents(**SHORT["aninfonce-latents"] | {"n_batches": 20}, learning_rate=1e9)
+    with pytest.raises(ValueError, match=r"the training diverged: lower learning_rate \(now 1e\+09\)"):
+        latents.run(lambda *_: None)
 
 
 def test_the_process_has_its_range_and_directions_that_go_with_the_inputs() -> None:

@@ -36,6 +36,7 @@ _LEAST: dict[str, float] = {
 }
 _NEIGHBOURS = 5
 _SHELL = 0.02  # greatest distance from the sphere at which a draw counts as on the sphere
+_TRIES = 10_000  # greatest number of times that 32 points are drawn for each anchor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,10 +286,14 @@ def uniform_on_sphere(n: int, dimension: int, generator: torch.Generator) -> Flo
 def near(
     anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
 ) -> Float[Tensor, "N D"]:
-    """A point x for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²) on the sphere, by rejection sampling."""
+    """A point x for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²) on the sphere, by rejection sampling.
+
+    Raises:
+        ValueError: If too few draws fall on the sphere, because the dimension is too high for Λ.
+    """
     concentration = concentration.to(anchors)
     points, pending = torch.empty_like(anchors), torch.arange(len(anchors), device=anchors.device)
-    while len(pending):
+    for _ in range(_TRIES):
         noise = torch.randn(32, len(pending), anchors.shape[1], generator=generator, device=anchors.device)
         draws = anchors[pending] + noise / (2 * concentration).sqrt()
         is_near = (draws.norm(dim=2) - 1).abs() < _SHELL
@@ -296,7 +301,12 @@ def near(
         any_near = is_near.any(0)
         points[pending[any_near]] = F.normalize(draws[first, torch.arange(len(pending), device=draws.device)][any_near])
         pending = pending[~any_near]
-    return points
+        if len(pending) == 0:
+            return points
+    raise ValueError(
+        f"hardly a draw falls on the sphere in {anchors.shape[1]} dimensions, with Λ from {concentration.min():g} to "
+        f"{concentration.max():g}: lower the dimension, or raise style, content and hard"
+    )
 
 
 def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:

@@ -343,6 +343,12 @@ def test_positive_latents_have_the_density_that_is_asked_for() -> None:
     assert gap[2] < gap[:2].min() / 4
 
 
+def test_a_dimension_in_which_positives_are_too_rare_is_named() -> None:
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=r"in 60 dimensions, with Λ from 5 to 5: lower the dimension, or raise style"):
+        near(uniform_on_sphere(1, 60, generator), torch.full((60,), 5.0), generator)
+
+
 def test_what_is_observed_can_be_inverted() -> None:
     network, z = (
         observation(6, torch.Generator().manual_seed(0)),

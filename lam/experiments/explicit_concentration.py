@@ -137,13 +137,14 @@ def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor
     """Three scores (N,) of items, higher for outsiders, as in the source's table 2.
 
     `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as another
-    feature. For distances, features and κ are divided by their standard deviations over the known items.
+    feature. For distances, features and κ are divided by their standard deviations over the known items, if they vary.
     """
     parts = [prediction.features for prediction in (items, known)]
     kappas = [prediction.embeddings.kappa[:, None].to(parts[0]) for prediction in (items, known)]
+    # in float32, the deviation of a constant may be a rounding error
+    of_features, of_kappa = (float(pair[1].double().std()) or 1.0 for pair in (parts, kappas))
     rows, reference = (
-        torch.cat([part / parts[1].std(), kappa / kappas[1].std()], 1)
-        for part, kappa in zip(parts, kappas, strict=True)
+        torch.cat([part / of_features, kappa / of_kappa], 1) for part, kappa in zip(parts, kappas, strict=True)
     )
 
     def distance(width: int) -> torch.Tensor:

@@ -551,6 +551,8 @@ def test_outsiders_are_told_by_features_by_kappa_and_by_both_in_units_of_the_kno
         assert float(scores["features"][number]) == pytest.approx(sorted(by_features)[4], rel=1e-5)
         assert float(scores["both"][number]) == pytest.approx(sorted(by_both)[4], rel=1e-5)
     assert scores["κ"].tolist() == [-3.0, -80.0]
+    constant = outlyingness(prediction(items.features.tolist(), [7.3] * 2), prediction([[0.0, 1.0]] * 300, [7.3] * 300))
+    torch.testing.assert_close(constant["both"], constant["features"])
 
 
 @pytest.mark.long

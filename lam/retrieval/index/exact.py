@@ -64,6 +64,9 @@ def cosines_in_blocks(
 
 def _unit(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
     check_same_dimension(queries, gallery)
+    for name, rows in (("queries", queries), ("gallery", gallery)):
+        if rows is not None and rows.ndim > 2:
+            raise ValueError(f"{name} must be rows, (N, D), got shape {tuple(rows.shape)}")
     unit = unit_rows("queries", queries)
     return unit, unit if gallery is None else unit_rows("gallery", gallery)
 
@@ -107,7 +110,11 @@ def sampled_nearest(
     if samples.shape[1] and gallery.shape[1] - excludes_itself < 1:
         raise ValueError(f"the gallery must hold a candidate for every query, got {gallery.shape[1] - excludes_itself}")
     by_tree = samples.shape[2] <= _TREE_DIMENSION and samples.device.type == "cpu"
-    search, dtype = (_nearest_by_tree, torch.float64) if by_tree else (_nearest_by_product, _float_of(samples))
+    search, dtype = (
+        (_nearest_by_tree, torch.float64)
+        if by_tree
+        else (_nearest_by_product, torch.promote_types(_float_of(samples), torch.float32))
+    )
     nearest = torch.empty(samples.shape[:2], dtype=torch.int64, device=samples.device)
     for s in range(len(samples) if samples.shape[1] else 0):
         queries = unit_rows("samples", samples[s].detach()).to(dtype)

@@ -92,6 +92,10 @@ def test_rank_refuses() -> None:
         rank(torch.tensor([1.0, torch.nan, 1.0]).diag_embed(), k=1)
     with pytest.raises(ValueError, match=r"gallery must be finite and not all zero, .* at index 2"):
         rank(queries, torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]), k=1)
+    with pytest.raises(ValueError, match=r"queries must be rows, \(N, D\), got shape \(1, 3, 3\)"):
+        unwrap(rank)(queries[None], k=1)
+    with pytest.raises(ValueError, match=r"gallery must be rows, \(N, D\), got shape \(1, 3, 3\)"):
+        unwrap(rank)(queries, queries[None], k=1)
 
 
 @pytest.mark.parametrize("dimension", [3, 12])
@@ -104,6 +108,12 @@ def test_sampled_nearest_equals_rank_of_each_sample(dimension: int, alone: bool)
     for s in range(4):
         expected = _rank_slowly(samples[s].double(), None if gallery is None else gallery[s].double(), 1)
         assert nearest[s].tolist() == [row[0] for row in expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sampled_nearest_compares_vectors_of_few_bits_in_many(dtype: torch.dtype) -> None:
+    samples = torch.randn(1, 300, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert torch.equal(sampled_nearest(samples)[0], rank(samples[0].double(), k=1)[0][:, 0])
 
 
 @pytest.mark.parametrize("dimension", [2, 20])

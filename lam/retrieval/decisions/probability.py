@@ -57,8 +57,8 @@ class RankOdds:
     def of(cls, score: Float[Tensor, " N"]) -> "RankOdds":
         """Learn from N values, with up to 65 knots at evenly spaced log odds."""
         values, counts = score.unique(return_counts=True)
-        share = (counts.cumsum(0) - counts / 2) / len(score)
-        odds = share.double().logit()
+        share = (counts.cumsum(0) - counts.double() / 2) / len(score)
+        odds = share.logit()
         evenly = torch.linspace(float(odds[0]), float(odds[-1]), _KNOTS, dtype=torch.float64)
         kept = torch.searchsorted(odds, evenly).clamp(max=len(odds) - 1).unique()
         return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()), _median_and_spread(score)[1])

@@ -43,6 +43,11 @@ def test_the_odds_of_a_rank_are_those_that_counting_gives() -> None:
     assert RankOdds.of(torch.ones(3))(torch.tensor([0.0, 1.0, 7.0])).tolist() == [0, 0, 0]
 
 
+def test_the_odds_of_a_rank_among_very_many_are_exact() -> None:
+    n = 300_000
+    assert RankOdds.of(torch.arange(float(n))).odds[-1] == pytest.approx(math.log(2 * n - 1), rel=1e-12)
+
+
 def test_ranks_of_many_values_are_kept_by_few_knots() -> None:
     score = torch.randn(5000, generator=torch.Generator().manual_seed(0)).double()
     rank = RankOdds.of(score)

@@ -141,7 +141,7 @@ class Reference:
         if len(features) == 0:
             raise ValueError("a reference must hold features of at least one item, got none")
         check_finite("reference features", features)
-        features = features.detach()
+        features = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         if labels is not None:
             check_length("labels", labels, "the reference features", len(features))
         unit = F.normalize(features)

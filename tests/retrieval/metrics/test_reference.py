@@ -223,6 +223,12 @@ def test_the_neighbour_is_the_one_of_a_full_sort(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, (1 - cosines[:, NEIGHBOUR - 1]).to(dtype), rtol=1e-5, atol=1e-6)
 
 
+def test_long_features_of_half_precision_become_unit_vectors_and_zeros_stay() -> None:
+    long = torch.full((2, 2048), 2000.0)
+    long[0] = 0
+    assert torch.equal(Reference.of(long.half()).unit, Reference.of(long).unit)
+
+
 def test_what_a_reference_refuses() -> None:
     with pytest.raises(ValueError, match="features of at least one item, got none"):
         Reference.of(torch.zeros(0, P))

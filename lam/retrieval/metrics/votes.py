@@ -34,6 +34,8 @@ class Votes:
     def __post_init__(self) -> None:
         check_length("correct", self.correct, "votes", len(self.agree))
         check_at_least("n_samples", self.n_samples, 1)
+        if (outside := (self.agree < 0) | (self.agree > self.n_samples)).any():
+            raise ValueError(f"votes must be from 0 to {self.n_samples}, got {int(self.agree[outside][0])}")
 
     @property
     def log_score(self) -> Float[Tensor, " Q"]:
@@ -67,7 +69,7 @@ class Votes:
         """
         bins = positive_integer("bins", bins)
         check_choice("closed", closed, get_args(Closed))
-        scaled = self.agree * bins
+        scaled = self.agree.long() * bins
         in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
         inside = in_bin < bins
         confidence = self.agree[inside].double() / self.n_samples

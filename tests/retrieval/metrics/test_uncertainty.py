@@ -136,6 +136,8 @@ def test_bins_are_closed_on_the_right(tenths: int) -> None:
 
 
 def test_confidence_one_counts() -> None:
+    few_bits = Votes(torch.tensor([100, 50, 0], dtype=torch.int8), torch.tensor([True, True, False]), 100)
+    assert few_bits.binned().count.tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0, 1]
     sure_and_wrong = Votes(torch.full((4,), 5), torch.zeros(4, dtype=torch.bool), 5)
     assert sure_and_wrong.binned().expected_error == 1
 
@@ -189,3 +191,5 @@ def test_calibration_refuses() -> None:
         unwrap(Votes.binned)(Votes(labels, labels == 0, 1), closed="both")
     with pytest.raises(ValueError, match="n_samples must be at least 1, got 0"):
         Votes(torch.tensor([0]), torch.tensor([True]), 0)
+    with pytest.raises(ValueError, match="votes must be from 0 to 4, got 5"):
+        Votes(torch.tensor([3, 5]), torch.tensor([True, True]), 4)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.utils.checks import check_finite
+from lam.utils.checks import check_finite, check_length
 
 
 def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
@@ -92,7 +92,8 @@ def _curve(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribut
 
 
 def _target_and_scores(in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Any, Any]:
-    check_finite("in_distribution", in_distribution)
-    check_finite("out_of_distribution", out_of_distribution)
+    for name, scores in (("in_distribution", in_distribution), ("out_of_distribution", out_of_distribution)):
+        check_finite(name, scores)
+        check_length(name, scores, "the items", scores.numel())
     target = torch.cat([torch.zeros(len(in_distribution)), torch.ones(len(out_of_distribution))])
     return target.numpy(), torch.cat([in_distribution, out_of_distribution]).detach().double().cpu().numpy()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lam.utils.checks import check_at_least
+from lam.utils.checks import check_at_least, check_finite
 
 _BLOCK = 1024  # number of test items compared at once
 
@@ -117,3 +117,4 @@ def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) 
 def _check_rows(name: str, items: Tensor, classes: Tensor) -> None:
     if len(items) == 0 or len(items) != len(classes):
         raise ValueError(f"{name} must have one row for each label, at least one, got {len(items)} for {len(classes)}")
+    check_finite(name, items)

@@ -67,6 +67,8 @@ def test_non_finite_scores_are_refused(metric) -> None:
         metric(torch.tensor([0.0, math.nan]), torch.ones(1))
     with pytest.raises(ValueError, match="out_of_distribution must be finite, got inf at index 0"):
         metric(torch.zeros(1), torch.tensor([math.inf]))
+    with pytest.raises(ValueError, match=r"in_distribution must have shape \(4,\), .* got \(2, 2\)"):
+        getattr(metric, "__wrapped__", metric)(torch.zeros(2, 2), torch.ones(1))
 
 
 @pytest.mark.parametrize("curve", [roc_curve, precision_recall_curve])

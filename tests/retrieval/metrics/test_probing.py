@@ -50,6 +50,9 @@ def test_what_cannot_be_is_refused() -> None:
         unchecked(features, labels, features, labels[:3])
     with pytest.raises(ValueError, match="features must have one row for each label, at least one, got 0 for 0"):
         knn_accuracy(features[:0], labels[:0], features, labels)
+    features[3, 0] = math.nan
+    with pytest.raises(ValueError, match="features must be finite, got nan at index 3"):
+        knn_accuracy(features, labels, features, labels)
 
 
 def agreement_by_loops(truth: list[int], found: list[int]) -> tuple[float, float, float]:

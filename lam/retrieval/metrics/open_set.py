@@ -259,8 +259,8 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
     check_no_nan("non_mated", non_mated)
     if len(score) == 0 or len(non_mated) == 0:
         return float("nan")
-    others = non_mated.sort().values
-    right = score[correct].to(others.dtype)
+    others = non_mated.double().sort().values
+    right = score[correct].double()
     below = torch.searchsorted(others, right).double()
     not_above = torch.searchsorted(others, right, right=True).double()
     return float((below + not_above).sum() / (2 * len(score) * len(others)))

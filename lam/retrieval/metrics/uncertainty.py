@@ -175,7 +175,7 @@ def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
         return 1.0
     from scipy.stats import mannwhitneyu
 
-    values = uncertainty.double().cpu()
+    values = uncertainty.detach().double().cpu()
     return float(mannwhitneyu(values[correct.cpu()], values[~correct.cpu()], method="asymptotic").pvalue)
 
 
@@ -262,7 +262,7 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
         return None
     from scipy.stats import spearmanr
 
-    result: Any = spearmanr(one.cpu(), other.cpu())
+    result: Any = spearmanr(one.detach().double().cpu(), other.detach().double().cpu())
     return float(result.statistic)
 
 

@@ -96,6 +96,15 @@ def test_the_order_of_items_tells_nothing(name: str) -> None:
         assert value(name, other) == pytest.approx(value(name, evidence()), rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", OF_FLOATS)
+def test_the_type_of_the_numbers_tells_nothing(name: str, dtype: torch.dtype) -> None:
+    exact = evidence()  # in quarters, which every type holds
+    other = {need: of.to(dtype) if isinstance(of, torch.Tensor) and of.is_floating_point() else of
+             for need, of in exact.items()}  # fmt: skip
+    assert value(name, other) == value(name, exact)
+
+
 @pytest.mark.parametrize("name", MEASURED)
 def test_of_nothing_it_is_undefined_and_a_count_is_nought(name: str) -> None:
     assert value(name, evidence(n=0)) == (0 if name in COUNTS else None)

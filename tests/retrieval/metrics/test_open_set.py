@@ -114,6 +114,10 @@ def test_a_wrong_answer_at_the_top_leaves_no_recall_at_full_precision() -> None:
     assert recall_at_full_precision(score, torch.tensor([False, True, True]), n_answerable=2) == 0.0
 
 
+def test_scores_of_different_precision_are_compared_exactly() -> None:
+    assert oscr(torch.tensor([0.50001], dtype=torch.float64), torch.tensor([True]), torch.tensor([0.5]).half()) == 1
+
+
 def test_what_is_undefined_is_nan() -> None:
     score, correct, non_mated = _scores(0)
     assert math.isnan(threshold_at(NONE, 0.1))

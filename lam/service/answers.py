@@ -155,7 +155,7 @@ class Responder:
     ) -> list[models.Hit]:
         """Places as hits, except deleted items and scores below the threshold; `first` is the search's first hit."""
         calibration = None if answer.decision is None else self._calibration_of(search.part)
-        depth = None if calibration is None else calibration.depth  # see `Calibration.conformal_set`
+        depth = None if calibration is None else calibration.depth  # of a set that holds a match
         intervals = None if calibration is None or search.part is not None else calibration.intervals
         ends: list[list[float] | None] = [None] * len(places)
         if intervals is not None:

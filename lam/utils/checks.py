@@ -65,6 +65,8 @@ def integers(name: str, values: Any) -> Tensor:
     Raises:
         ValueError: If a value is a float, a boolean or beyond int64.
     """
+    if isinstance(values, Tensor) and values.dtype == torch.uint64:
+        values = values.numpy(force=True)
     if isinstance(values, Tensor):
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
             raise ValueError(f"{name} must be integers, got {values.dtype}")
@@ -135,8 +137,8 @@ def unit_rows(name: str, vectors: Tensor) -> Tensor:
     rows = vectors.double()
     norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     if not (norm.isfinite().all() and norm.all()):
-        flat = rows.flatten(0, -2)
-        index = _first(~(flat.isfinite().all(1) & flat.any(1)))
+        flat, length = rows.flatten(0, -2), norm.flatten()
+        index = _first(~(length.isfinite() & (length > 0)))
         row = index % vectors.shape[-2]
         got = reprlib.repr(flat[index].tolist())  # its first six numbers
         column = "" if not (wrong := ~flat[index].isfinite()).any() else f", column {_first(wrong)}"

@@ -90,6 +90,12 @@ def test_rank_refuses() -> None:
         unwrap(rank)(queries, torch.eye(2), k=1)
     with pytest.raises(ValueError, match=r"queries must be finite and not all zero, got \[0.0, nan, 0.0\] at index 1"):
         rank(torch.tensor([1.0, torch.nan, 1.0]).diag_embed(), k=1)
+    with pytest.raises(
+        ValueError, match=r"queries must be finite and not all zero, got \[0.0, 1e-200, 0.0\] at index 1"
+    ):
+        rank(
+            torch.tensor([1.0, 1e-200, 1.0], dtype=torch.float64).diag_embed(), k=1
+        )  # the square of its length is zero
     with pytest.raises(ValueError, match=r"gallery must be finite and not all zero, .* at index 2"):
         rank(queries, torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]), k=1)
     with pytest.raises(ValueError, match=r"queries must be rows, \(N, D\), got shape \(1, 3, 3\)"):

@@ -428,6 +428,10 @@ def test_bad_embeddings_are_refused_everywhere_and_change_nothing(bad, match: st
         (50, r"ids must have shape \(1,\), one value for each of the items, got \(\)"),
         ([50, 2**70, 51], "ids must be from -2⁶³ to 2⁶³ - 1, got 1180591620717411303424"),
         ([50, 2**63, 51], "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808"),
+        (
+            torch.tensor([50, 2**63, 51], dtype=torch.uint64),
+            "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808",
+        ),
         (np.array([50, 2**63, 51], np.uint64), "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808"),
     ],
 )

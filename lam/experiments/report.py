@@ -129,7 +129,8 @@ def conduct(experiment: Experiment | Sweep, folder: str | Path, *, progress: Pro
         raise ValueError(f"{folder} holds a report.html that no experiment wrote: give another --output")
     folder.mkdir(parents=True, exist_ok=True)  # before the run: it may take hours, and this may fail
     outcome = experiment.run(progress)
-    write_json(folder / "outcome.json", {"experiment": experiment.name, "settings": settings, **asdict(outcome)})
+    found = _storable(asdict(outcome))
+    write_json(folder / "outcome.json", {"experiment": experiment.name, "settings": settings, **found})
     page = rendered(
         Path(__file__).with_name("report.html.jinja"),
         title=experiment.title,
@@ -144,7 +145,7 @@ def conduct(experiment: Experiment | Sweep, folder: str | Path, *, progress: Pro
 
 
 def _storable(value: Any) -> Any:
-    """A setting for JSON: an infinite number becomes the text "inf", which pydantic reads as the number."""
+    """A value for JSON: a number that is not finite becomes text, such as "inf", which pydantic reads as a number."""
     if isinstance(value, Mapping):
         return {name: _storable(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,7 @@
 """A sweep: which settings it takes, the rows and curves it makes, and its means over seeds."""
 
 import json
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from lam.cli import main
-from lam.experiments import Experiment, Sweep, load_experiment
+from lam.experiments import Experiment, Sweep, conduct, load_experiment
 from lam.experiments.base import SECONDS, Outcome, Plot, Progress
 from lam.experiments.report import DEVIATIONS
 
@@ -104,6 +105,16 @@ def test_rows_of_several_seeds_are_means_beside_their_deviations() -> None:
         assert row["odd"] is None  # two seeds do not define it
         assert "seed" not in row
     assert outcome.plots["sum over number"].curves["a"] == [(10.0, rows[0]["sum"]), (20.0, rows[2]["sum"])]
+
+
+def test_a_result_that_is_not_finite_is_written_as_text(tmp_path: Path) -> None:
+    class Infinite(Sum):
+        def run(self, progress: Progress) -> Outcome:
+            return Outcome([{"loss": "a", "R²": -math.inf}], {"R²": Plot("x", "y", {"a": [(0.0, math.nan)]})})
+
+    conduct(Infinite(), tmp_path)
+    assert json.loads((tmp_path / "outcome.json").read_text())["rows"] == [{"loss": "a", "R²": "-inf"}]
+    assert "-inf" in (tmp_path / "report.html").read_text()
 
 
 def test_the_command_writes_one_table_and_one_page(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """`summary`: mean and standard deviation of metrics over seeds."""
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation (by n − 1) of every metric over seeds, and the number of seeds.
 
-    A metric that is undefined for a seed has no mean and no deviation: seeds with a value may be the easier ones.
+    A metric that is undefined or infinite for a seed has no mean and no deviation: other seeds may be the easier ones.
 
     Args:
         metrics: metrics by seed; only numbers and None count.
@@ -23,7 +24,7 @@ def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     names = dict.fromkeys(
         name for row in metrics.values() for name, value in row.items() if isinstance(value, int | float | None)
     )
-    undefined = {name: [seed for seed, row in metrics.items() if row.get(name) is None] for name in names}
+    undefined = {name: [seed for seed, row in metrics.items() if not _is_defined(row.get(name))] for name in names}
     known = {name: [row[name] for row in metrics.values()] for name in names if not undefined[name]}
     return {
         "n": len(metrics),
@@ -31,3 +32,7 @@ def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "std": {name: statistics.stdev(values) for name, values in known.items()} if len(metrics) > 1 else {},
         "undefined": {name: seeds for name, seeds in undefined.items() if seeds},
     }
+
+
+def _is_defined(value: int | float | None) -> bool:
+    return value is not None and math.isfinite(value)

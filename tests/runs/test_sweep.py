@@ -1,6 +1,7 @@
 """Sweeps over seeds: what is kept, what the numbers are, and what the command prints."""
 
 import json
+import math
 import shutil
 import statistics
 from pathlib import Path
@@ -37,6 +38,10 @@ class TestSummary:
         )
         assert found["mean"] == found["std"] == {}
         assert found["undefined"] == {"ece": [4], "ausc": [3, 4], "no_match_auprc": [3]}
+
+    def test_has_no_mean_if_a_seed_is_infinite(self) -> None:
+        found = summary({0: {"R²": 0.5}, 1: {"R²": -math.inf}})
+        assert found == {"n": 2, "mean": {}, "std": {}, "undefined": {"R²": [1]}}
 
     def test_of_one_seed_has_no_deviation(self) -> None:
         assert summary({5: {"ece": 0.1}}) == {"n": 1, "mean": {"ece": 0.1}, "std": {}, "undefined": {}}

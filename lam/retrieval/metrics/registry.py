@@ -327,7 +327,7 @@ class Key(NamedTuple):
         if key in METRICS:
             return cls(key)
         by_score_or_set = [name for name, metric in METRICS.items() if metric.by_score or metric.needs == _OOD]
-        found = re.fullmatch(rf"({'|'.join(by_score_or_set)})(?:_([^@]+))?(?:@(.+))?", key)
+        found = re.fullmatch(rf"({'|'.join(map(re.escape, by_score_or_set))})(?:_([^@]+))?(?:@(.+))?", key)
         return cls(key) if found is None else cls(*(part or "" for part in found.groups()))
 
 

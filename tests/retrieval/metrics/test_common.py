@@ -20,6 +20,7 @@ from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import METRICS, OWN, Key, Metric, describe, measure, needs_posterior
 from lam.retrieval.metrics.scores import SCORES, Score, scores_of
+from lam.retrieval.metrics.uncertainty import ausc
 from lam.retrieval.metrics.votes import Votes
 from lam.vmf.embeddings import Embeddings
 
@@ -229,6 +230,12 @@ def test_a_measured_value_is_a_plain_number(value: Any, monkeypatch: pytest.Monk
     measured = measure({"own": 1})["own"]
     assert type(measured) is float
     assert measured == 0.25
+
+
+def test_the_name_of_a_metric_may_hold_any_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, "F1 (macro)", Metric("F1", "higher", "", ausc, ("correct", "doubt"), "kappa"))
+    assert Key.parse("F1 (macro)_knn") == Key("F1 (macro)", "knn")
+    assert Key.parse("auroc_knn@digits") == Key("auroc", "knn", "digits")
 
 
 @pytest.mark.usefixtures("as_in_production")

@@ -65,10 +65,11 @@ class ImageExperiment(Experiment):
         check_positive("learning_rate", self.learning_rate)
 
     def parts(self) -> tuple[Dataset, Dataset]:
-        """The training and test images."""
+        """The training and test images, in random order, because some results are for the first images alone."""
         splits = datasets.load(self.data, root=self.root, **_OPTIONS.get(self.data, {}))
         limit = max(len(splits.train), len(splits.test)) if self.limit is None else self.limit
-        return splits.train.limit(limit), splits.test.limit(limit)
+        train, test = (part.limit(limit) for part in (splits.train, splits.test))
+        return (_shuffled(train), _shuffled(test)) if self.data == "folder" else (train, test)
 
     def trained(
         self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
@@ -103,6 +104,11 @@ class ImageExperiment(Experiment):
             severities = range(len(PUBLISHED_STRENGTHS[kind]) + 1)
             worse = [corrupt(pixels, kind, severity, generator=generator) for severity in severities]
             yield kind, [images.preprocessing.standardize(corrupted) for corrupted in worse]
+
+
+def _shuffled(images: Dataset) -> Dataset:
+    """The images of a folder in a fixed random order, instead of one class after another."""
+    return images.subset(torch.randperm(len(images), generator=torch.Generator().manual_seed(0)))
 
 
 def pixels_of(images: Dataset, most: int | None = None) -> Float[Tensor, "N C H W"]:

@@ -653,6 +653,7 @@ def test_images_of_ones_own_are_read_from_a_folder_a_class(tmp_path: Path) -> No
     experiment = load_experiment("explicit-concentration", ["--data=folder", f"--root={tmp_path}", "--n_corrupted=2"])
     assert isinstance(experiment, ExplicitConcentration)
     train, test = experiment.parts()
+    assert train.labels.tolist() != sorted(train.labels.tolist())  # the first images are of several classes
     assert (train.classes, train.shape, len(test)) == (("cats", "dogs"), (3, 32, 32), 4)
     network = build(NETWORKS["folder"], dimension=4)
     _, (clean, *_) = next(experiment.corruptions(test))

@@ -46,7 +46,7 @@ class AugmentationReadout(ImageExperiment):
         temperature: temperature of InfoNCE; AnInfoNCE starts at the equivalent Λ.
         batch_size: images in a batch, each with two views.
         crop_scale, jitter: strengths of the views, as in `lam.methods.Simclr`.
-        n_corrupted: number of training images, and of test images, for the linear classifiers.
+        n_corrupted: number of training images, and of test images, for the linear classifiers, at least 20.
     """
 
     losses: tuple[LossOfViews, ...] = get_args(LossOfViews)
@@ -64,6 +64,7 @@ class AugmentationReadout(ImageExperiment):
         super().__post_init__()
         check_positive("temperature", self.temperature)
         check_at_least("batch_size", self.batch_size, 2)
+        check_at_least("n_corrupted", self.n_corrupted, 20)  # of fewer, all or none may be augmented
         check_choices("losses", self.losses, get_args(LossOfViews))
         self._method("infonce")
 

@@ -121,6 +121,7 @@ def test_an_experiment_leaves_the_report_of_a_run_as_it_is(tmp_path: Path) -> No
         ("aninfonce-latents --vae_epochs=0", "vae_epochs must be at least 1, got 0"),
         ("augmentation-readout --losses=[]", "losses must be at least one of infonce, aninfonce, unnorm"),
         ("augmentation-readout --temperature=0", "temperature must be positive and finite, got 0"),
+        ("augmentation-readout --n_corrupted=5", "n_corrupted must be at least 20, got 5"),
         ("augmentation-readout --crop_scale=2", r"crop_scale must be in \(0, 1\]"),
         ("varcon-accuracy --batch_sizes=[]", "batch_sizes must be at least one size, got none"),
         ("varcon-accuracy --few=[1]", "few must be at least 2, got 1"),

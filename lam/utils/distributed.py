@@ -6,6 +6,7 @@ In a single process, broadcasts and sums change nothing. `lam.training` chooses 
 import atexit
 import gc
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -100,12 +101,21 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
         try:
             outcome[0] = function()
         except Exception as error:
-            outcome[1] = own_error = error
+            own_error, outcome[1] = error, _picklable(error)
     dist.broadcast_object_list(outcome, src=0)
     value, error = outcome
     if own_error is not None or error is not None:
         raise own_error or error
     return value
+
+
+def _picklable(error: Exception) -> Exception:
+    """The error, or a `RuntimeError` with its text if other processes cannot get it, such as an `HTTPError`."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(str(error))
+    return error
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:

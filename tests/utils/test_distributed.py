@@ -108,6 +108,7 @@ def test_networks_of_half_precision_keep_float32_weights_and_curvatures(of_two: 
     [
         ("batch", "batch_size must be at least 4, 2 for each of the 2 processes, got 3"),
         ("first", "the first process cannot write"),
+        ("download", "HTTP Error 404: no such file"),
         ("sampler", "the loader's DistributedSampler divides items"),
         ("diverging", "the loss is nan at epoch 1, step 1: lower learning_rate"),
         ("empty", "the loader gave no batch"),

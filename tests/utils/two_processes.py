@@ -5,10 +5,12 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from email.message import Message
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from urllib.error import HTTPError
 
 import torch
 from torch import Tensor, nn
@@ -275,6 +277,9 @@ def refusals(folder: Path) -> dict[str, Tensor]:
     def fail() -> None:
         raise ValueError("the first process cannot write")
 
+    def fail_with_a_file() -> None:
+        raise HTTPError("http://images", 404, "no such file", Message(), None)
+
     class Diverging(Step):
         def backward(self, *arguments: Any) -> Tensor:
             return super().backward(*arguments) * torch.nan
@@ -284,13 +289,14 @@ def refusals(folder: Path) -> dict[str, Tensor]:
     for name, refused in {
         "batch": lambda: fit(network(), batch_size=3),
         "first": lambda: distributed.broadcast_from_rank_zero(fail),
+        "download": lambda: distributed.broadcast_from_rank_zero(fail_with_a_file),
         "sampler": lambda: fitted(loader(shuffle=False, sampler=sampler)),
         "diverging": lambda: fit(network(), step=Diverging()),
         "empty": lambda: fitted([]),
     }.items():
         try:
             refused()
-        except ValueError as error:
+        except (ValueError, HTTPError, RuntimeError) as error:
             told[name] = torch.tensor(list(str(error).encode()), dtype=torch.uint8)
     return told
 

@@ -113,6 +113,7 @@ class Table:
     @classmethod
     def _of_rows(cls, path: Path, rows: list[tuple[int, list[str]]], unit: str = "line") -> "Table":
         names, rows = (rows[0][1], rows[1:]) if rows else ([], [])
+        rows = [(line, row) for line, row in rows if row != [""] or len(names) < 2]  # lines of blanks
         while rows and not any(rows[-1][1]):
             rows.pop()
         if any(names.count(name) > 1 for name in names if name):

@@ -77,6 +77,12 @@ def test_quotes_after_a_blank_hold_separators(tmp_path: Path) -> None:
     assert Table.read(tmp_path / "a.csv").columns == {"text": ["1"], "label": ["one, two"]}
 
 
+def test_a_line_of_blanks_is_an_empty_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,a\n  \ntwo,b\n")
+    table = Table.read(tmp_path / "a.csv")
+    assert (table.columns, table.lines) == ({"text": ["one", "two"], "label": ["a", "b"]}, [2, 4])
+
+
 @pytest.mark.filterwarnings("default:.* is read as values")
 def test_the_separator_found_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(_csv(";"))

@@ -50,8 +50,8 @@ class AugmentationOptions:
 class Augmented(Dataset):
     """A data set of images that are cropped and flipped anew whenever they are read.
 
-    Image files (`FolderImages`) are cropped before they are resized, at a resolution that keeps the detail of the
-    smallest crop. Random numbers come from torch's global generator. `lam.training` reseeds this generator for every
+    Image files (`FolderImages`) are read at a resolution that is enough for the smallest possible crop, then cropped,
+    then resized. Random numbers come from torch's global generator. `lam.training` reseeds this generator for every
     batch, so a resumed run draws the same views as an uninterrupted run.
 
     Args:

@@ -181,9 +181,10 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
 
     A folder has the files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`,
     `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts;
-    see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every split holds
-    all answers. Labels come from the column `label`. Without this column, the answer is the label of its question, so a
-    question matches only its own answer. If there is only one column, a text matches only its copies.
+    see `lam.datasets.splits.carve_missing`. If texts are questions with answers, only questions are divided: the
+    gallery of every split holds all answers. Labels come from the column `label`. Without this column, the answer is
+    the label of its question, so a question matches only its own answer. If there is only one column, a text matches
+    only its copies.
     """
     files = {
         part: _read(path, options, labelled=True, skip_empty=options.skip_empty, alone=True)

@@ -220,7 +220,7 @@ class BayesianEncoder(Encoder):
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
         """Subtract the curvature of batches on which the posterior was fitted.
 
-        A learnt ambiguity still holds the directions of the items that it was learnt from: learn it again without them.
+        After `learn_ambiguity`, directions of forgotten items may still be stored: call it again without these items.
 
         Args:
             loader: the batches to forget, as in the fit. Other batches raise no error, because the posterior keeps
@@ -228,8 +228,8 @@ class BayesianEncoder(Encoder):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a posterior that was not fitted in batches, or batches with no item, all items or all
-                matches of the fit. After an error, the posterior is unchanged.
+            ValueError: if the posterior was not fitted in batches, if the batches are empty, or if no items or no
+                matches would be left. After an error, the posterior is unchanged.
         """
         old = self.posterior
         if not (old.curvature.adds_up and self.relation.in_batches):

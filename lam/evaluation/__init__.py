@@ -45,7 +45,7 @@ class Evaluation:
         answerable: (Q,) whether any gallery item matches; retrieval metrics leave out queries without a match.
         relevance: which items match each query.
         reliability: accuracy in bins of confidence; None without sampled networks, or if no query has a match.
-        primary: name of the score behind OOD metrics without a suffix: the encoder's own if available, else `kappa`.
+        primary: name of the score that `auroc` and `auprc` measure: the encoder's own if available, else `kappa`.
         scores: (Q,) values of each score for the queries; higher means more doubt.
         ood_scores: values of each score for OOD items, by OOD set.
         ood_embeddings: embeddings of OOD items, by OOD set.

@@ -24,7 +24,7 @@ from lam.utils.checks import check_at_least
 
 LossOfClasses = Literal["varcon", "supcon", "cross_entropy", "simclr"]
 _NEIGHBOURS = 5, 20
-_PERPLEXITY = 50  # as in the source
+_PERPLEXITY = 50  # as in Wang et al. (2025)
 _MAPPED = 2000  # items in a picture
 
 
@@ -32,14 +32,14 @@ _MAPPED = 2000  # items in a picture
 class VarConAccuracy(ImageExperiment):
     """Each loss trains networks at several batch sizes, and on few images of each class. Then networks are frozen.
 
-    A linear classifier learns from the features, neighbours vote by the embeddings, and Ward's clusters of the
+    A linear classifier is trained on the features. The embeddings give the accuracy of k-NN, and Ward's clusters of the
     embeddings are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's mean accuracy
-    over kinds of corruption and severities 1 to 5. `cross_entropy` learns a direction for each class, at the same
-    temperature. `simclr` learns without labels from two random views of each image, at a temperature of 0.5. A t-SNE
-    plot shows the test embeddings of each loss after training on all images at the first batch size.
+    over kinds of corruption and severities 1 to 5. `cross_entropy` learns a direction for each class, at `temperature`.
+    `simclr` learns without labels from two random views of each image, at a temperature of 0.5. A t-SNE plot shows the
+    test embeddings of each loss after training on all images at the first batch size.
 
-    The source has ResNets, SGD, 200 to 350 epochs, two heavily augmented views for all losses, and batches up to 6,144.
-    Here networks are small, Adam trains them, and only `simclr` augments images.
+    Wang et al. (2025) train ResNets by SGD for 200 to 350 epochs, in batches up to 6,144, on two heavily augmented
+    views for all losses. Here networks are small, Adam trains them, and only `simclr` augments images.
 
     Attributes:
         losses: losses to compare.

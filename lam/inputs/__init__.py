@@ -10,7 +10,7 @@ AnyPreprocessing = Preprocessing | TextPreprocessing
 
 
 def preprocessing_from_json(fields: Mapping[str, Any]) -> AnyPreprocessing:
-    """The preprocessing of images or texts with these fields, as `to_json` returns them.
+    """A `Preprocessing` or `TextPreprocessing` from the fields that its `to_json` returned.
 
     Raises:
         ValueError: for an unknown field or value.

@@ -235,7 +235,7 @@ class SwAV(DistributionLoss):
 
 
 def sinkhorn(scores: Float[Tensor, "N J"], n_iterations: int) -> Float[Tensor, "N J"]:
-    """a_i b_j e^score for row i and column j: each row sums to 1, and all columns have nearly equal sums.
+    """e^score, with rows and columns scaled: each row sums to 1, and all columns have nearly equal sums.
 
     Each iteration scales the columns to equal sums, then the rows to sums of 1.
 

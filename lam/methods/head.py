@@ -124,8 +124,8 @@ class LossPrediction(HeadMethod):
 
     The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
     Only items with a match in the batch train the head. κ is 1 / prediction; only the order of κ has a meaning. A
-    Laplace run that starts from this run takes this κ as κ_a, the κ of ambiguity. The source trains network and head
-    together; here the head does not change retrieval.
+    Laplace run that starts from this run takes this κ as κ_a, the κ of ambiguity. Yoo and Kweon train network and
+    head together. Here, the network is trained first, so the head does not change retrieval.
 
     Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
     learning benchmark for transferable uncertainty estimates", where this head is the strongest.

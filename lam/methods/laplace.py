@@ -134,25 +134,26 @@ class Laplace:
     """Settings of a Laplace posterior, checked on creation.
 
     Attributes:
-        margin: margin of the contrastive loss, in (0, 2]; used by miners, an added layer, and a curvature without one.
+        margin: margin of the contrastive loss, in (0, 2]; used by miners, by `head="train"`, and by curvatures that
+            need a margin and have none of their own.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
         pairs: `batch` takes all pairs within a batch; posteriors can then be added, and batches subtracted. `dataset`
-            takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
+            takes every pair of the data set. A `lam.pairs.Relation` is for pairs by distance and for mined pairs.
         head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
             network. `train` trains this layer on all outputs of the network, held in memory; see
             `train_layer`. `identity` keeps the network's embeddings. Then κ says little about the distance
             from the data, so the OOD score is k-NN. TorchScript networks take `identity` by default.
         dimension: D of the layer of `head="train"`; by default 64, or the width of the output if that is less.
-        layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers take
+        layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers need
             pairs within batches.
         structure: structure of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
             or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms
             (derivatives by two items); the others need a `fix` of "fixed" or "projected". `ekfac` reads the features
-            twice, from a temporary file. The default is `kron`, but `diag` for several layers, more than 4,096 inputs
-            or outputs, and a curvature with cross terms or without `matrices`.
+            twice, from a temporary file. The default is `kron`; it is `diag` for several layers, for more than 4,096
+            inputs or outputs, and for a curvature that has cross terms or no `matrices` method.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
-        max_memory: limit in bytes for the sums that the structure keeps; with several layers, also for one batch and
-            one item. To embed, S sampled networks take S times the memory of the layers' weights.
+        max_memory: limit in bytes for the sums of the structure; with several layers, for the total of these sums, one
+            batch and one item. To embed, S sampled networks take S times the memory of the layers' weights.
         rank: for `low_rank`: largest rank of the input factor; 256 by default.
         prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with the curvature h
             and the likelihood scale s. With this default, s changes only the posterior's width, not its shape.

@@ -203,12 +203,13 @@ class KronPosterior(EkfacPosterior):
 
 @dataclass(frozen=True)
 class LowRankPosterior(Posterior):
-    """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; L and δ are `factor` and `rest` of `lam.hessians.LowRank`.
+    """A Gaussian with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
 
-    Eigenvalue i of relu(h) is b_i. Along its eigenvector, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ
-    with d_i = s b_i δ + α. L has J columns, so Woodbury's identity needs only (J, J) matrices. Q and σ are eigenvectors
-    and eigenvalues of s b_i Lᵀ diag(1/d_i) L. Along eigenvector i, the output has variance
-    Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Computations are in float64.
+    L and δ are `factor` and `rest` of the `LowRank`. Eigenvalue i of relu(h) is b_i. Along its eigenvector, the
+    precision over the F inputs is diag(d_i) + s b_i L Lᵀ with d_i = s b_i δ + α. L has J columns, so Woodbury's
+    identity needs only (J, J) matrices. Q and σ are eigenvectors and eigenvalues of s b_i Lᵀ diag(1/d_i) L. For an
+    input φ, the output's variance along eigenvector i is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where
+    y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Computations are in float64.
     """
 
     structure = LowRank

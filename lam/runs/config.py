@@ -230,8 +230,8 @@ class AmbiguityConfig:
     Both are learnt on the validation split; see `lam.tuning.ambiguity`.
 
     Attributes:
-        learn: whether to learn both; by default only if the `checkpoint` has a κ head (a layer that predicts κ) and
-            enough items have a match. κ then combines κ_a, p_known and the posterior's κ.
+        learn: whether to learn both, so that κ is computed from κ_e, κ_a and p_known. By default, both are learnt if
+            the run's `checkpoint` has a κ head (a layer that predicts κ) and enough items have a match.
         reference: number of training items that join the validation split as possible neighbours.
     """
 

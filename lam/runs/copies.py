@@ -87,7 +87,7 @@ def exact_copies(splits: Splits, ood: Mapping[str, Dataset]) -> list[list[Item]]
 def without_copies(splits: Splits, ood: Mapping[str, Dataset]) -> tuple[Splits, dict[str, Dataset], list[Copy]]:
     """Splits and OOD sets with one item of each content, and the list of exact copies.
 
-    Items of splits with equal content but different labels are all dropped, because the right label is unknown.
+    If items of the splits have equal content but different labels, all copies are dropped: the right label is unknown.
     """
     groups = exact_copies(splits, ood)
     dropped: dict[str, set[int]] = {}

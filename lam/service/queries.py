@@ -89,7 +89,7 @@ class Search:
         part: the part of the gallery to search; None for the whole gallery.
         score_threshold: hits with a lower cosine are left out.
         with_vector: whether hits have their vectors.
-        counted: whether the watch and the sample of live queries count the search.
+        counted: whether the search counts for the promises and for the sample of live queries.
     """
 
     query: Query | Callable[[], Query]

@@ -200,7 +200,7 @@ def worker_context(num_workers: int) -> BaseContext | None:
     """Start method of a `DataLoader`'s workers; None, the default, in a single process or without workers.
 
     Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never starts, and all processes hang.
-    So several processes fork their workers from a server without threads; data sets must be picklable.
+    So, for several processes, a server without threads forks the workers, and data sets must be picklable.
 
     Source: the documentation of `torch.nn.parallel.DistributedDataParallel`.
     """

@@ -12,7 +12,7 @@ Contents = TypeVar("Contents")
 
 
 def read_undisturbed(folder: str | Path, read: Callable[[], Contents]) -> Contents:
-    """The result of `read`, which reads a folder; repeated if another process replaces the folder's contents meanwhile.
+    """Call `read`, which reads a folder; call it again if another process replaces the folder's contents meanwhile.
 
     `lam.utils.files.write_generation` deletes the old files, so `read` may miss a file that was there when it began.
     """

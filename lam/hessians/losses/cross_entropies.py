@@ -20,8 +20,8 @@ from lam.utils.checks import check_positive
 class SupConCurvature(SoftmaxCurvature):
     """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n_b / τ), averaged over items a with positive pairs P(a).
 
-    n_a is the direction of item a's output. The softmax runs over the candidates b: the other items of the batch or,
-    unless `fix` is `full`, `lam.pairs.Candidates`, such as a memory bank or second views. A repeated candidate counts
+    n_a is the direction of item a's output. The softmax runs over candidates b: the other items of the batch, or
+    `lam.pairs.Candidates` such as a memory bank or second views (not if `fix` is `full`). A repeated candidate counts
     twice; a candidate that is neither positive nor negative does not count. With second views as candidates, this is
     the curvature of InfoNCE with one view fixed.
 

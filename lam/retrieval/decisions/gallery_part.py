@@ -83,8 +83,8 @@ def _rows_for_bound(unmatched: UnmatchedQueries, labels: Int64[Tensor, " G"], fa
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
     """The calibration for a part of the gallery: it accepts by cosine, with thresholds learnt from `scores`.
 
-    The flag uses no hits, so its promise holds. Probabilities, conformal sets and the share of wrong answers have no
-    promise, because they are learnt for the whole gallery.
+    The flag uses no hits, so its error rate also holds for the part. Probabilities, conformal sets and the limit on
+    wrong answers hold only for the whole gallery, for which they are learnt.
     """
     last = calibration.acceptances[-1]  # it needs the least evidence of a query
     acceptance = replace(

@@ -72,13 +72,13 @@ def asleep(n: int) -> float:
 
 
 class Martingale:
-    """Wealth of a gambler, 1 at first and all asleep. In each round, a part wakes, and all awake wealth bets.
+    """Wealth of a gambler, 1 at first, none of it bet yet. In each round, a part wakes, and all awake wealth bets.
 
     In round n, bet j of J multiplies its stake by b_nj. Then the awake wealth in bet j is
-    W_nj = (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj, and the whole wealth is M_n = asleep(n) + Σ_j W_nj. Under
-    the hypothesis, b_nj and M_n/M_(n−1) have means of at most 1, given the past. Wealth that wakes late has lost no
-    earlier bets, so a long past without change does not hide a change. M_n is a Shiryaev-Roberts statistic: a sum over
-    waking times, with weights that sum to 1.
+    W_nj = (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj, and the whole wealth is M_n = asleep(n) + Σ_j W_nj. If the
+    tested hypothesis is true, b_nj and M_n/M_(n−1) have means of at most 1, given the past. Wealth that wakes late has
+    lost no earlier bets, so a long past without change does not hide a change. M_n is a Shiryaev-Roberts statistic: a
+    sum over waking times, with weights that sum to 1.
 
     Source: Vovk, Gammerman and Shafer (2022), Algorithmic Learning in a Random World, algorithm 9.4, with another
         rate of waking.

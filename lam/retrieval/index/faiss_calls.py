@@ -31,7 +31,7 @@ os.register_at_fork(before=_SWITCH_LOCK.acquire, after_in_parent=_SWITCH_LOCK.re
 
 
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
-    """An empty FAISS index that takes slots as ids.
+    """An empty FAISS index. Its ids are slots, the numbers of rows in `lam.retrieval.index.rows`.
 
     IVF types store ids themselves; an IDMap around them mixes ids up after a removal (FAISS 1.15). Therefore only
     other types get an IDMap, and a factory string with an IDMap is rejected.
@@ -157,8 +157,8 @@ def to_cpu(index: Any) -> Any:
 def matrix_product(queries: int) -> Iterator[None]:
     """For four or more queries, make FAISS compare all queries with all items by one matrix product.
 
-    By default, FAISS 1.15 reads the items once per query if queries · D is at most 128,000. This is 6 times slower
-    for 32 queries in 512 dimensions, and faster only for 1 or 2 queries. A lock guards FAISS's global setting.
+    By default, FAISS 1.15 reads the items once per query if queries × dimensions are at most 128,000. This is 6 times
+    slower for 32 queries in 512 dimensions, and faster only for 1 or 2 queries. A lock guards FAISS's global setting.
     """
     import faiss
 

@@ -24,9 +24,10 @@ N_HITS = 50
 
 
 def margin(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"] | None = None) -> Float[Tensor, " N"]:
-    """Cosine of the best hit with another label than the first hit, minus the first hit's cosine.
+    """Minus the first hit's lead in cosine over the best hit with another label.
 
-    Without labels, the second hit is used; if all labels are equal, the last hit. A missing second hit has cosine −1.
+    Without labels, the lead is over the second hit; if all labels are equal, over the last hit. A missing second hit
+    has cosine −1.
 
     Example:
         >>> cosines, labels = torch.tensor([[0.9, 0.8, 0.5]]), torch.tensor([[1, 1, 2]])

@@ -218,9 +218,9 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 
 
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under the curve of accuracy against abstention rate, scaled to 0 for a useless and 1 for the best order.
+    """Area under the curve of accuracy against abstention rate: 0 for queries in random order, 1 for the best order.
 
-    Rates are 0, 0.1 … 0.9. Negative for an order worse than chance; NaN if all first hits are right or all are wrong.
+    Rates are 0, 0.1 … 0.9. Negative for an order worse than random; NaN if all first hits are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
     """

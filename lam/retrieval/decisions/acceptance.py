@@ -72,7 +72,8 @@ class Acceptance:
             fit: learns a probability from a part of the evidence.
             accept: name of the statistic; by default `probability`. But if only 1 to 9 first hits are right, or if a
                 score separates them from strangers and queries without a match with an AUROC that is greater by more
-                than a standard error, the default is the best score.
+                than a standard error, the default is the best score. A score is left out if over 10 % of strangers or
+                of queries without a match tie at its best value.
             of_strangers: whether the bound is for strangers; if not, for queries searched without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; the bound is then for a random item of a new class.
@@ -142,8 +143,14 @@ def _best(evidence: Evidence, *probability: Tensor) -> str:
     if not evidence.right.any():
         return PROBABILITY
     kinds = evidence.queries.scores, evidence.no_match.scores, *evidence.stranger_kinds
-    single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.queries.scores}
+    names = [name for name in kinds[0] if not any(_ties_at_best(kind[name]) for kind in kinds[1:])] or list(kinds[0])
+    single = {name: separation(*(-kind[name] for kind in kinds)) for name in names}
     best = max(single, key=lambda name: (single[name], name == "cosine"))
     n_right, area = int(evidence.right.sum()), single[best]
     error = math.sqrt(area * (1 - area) / n_right)  # the greatest of many AUROCs is too high by chance
     return PROBABILITY if n_right >= MIN_PER_OUTCOME and separation(*probability) >= area - error else best
+
+
+def _ties_at_best(score: Tensor) -> bool:
+    """Whether over 10 % of unanswerable queries tie at the best score, so that a rate up to 10 % accepts nothing."""
+    return int((score == score.min()).sum()) > max(1, len(score) / 10) if len(score) else False

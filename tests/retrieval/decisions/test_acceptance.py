@@ -112,6 +112,16 @@ def test_a_perfect_score_decides_where_little_can_be_learnt(name: str) -> None:
         assert float(learnt.right_hits.min()) > float(learnt.false_accepts.scores[-1])
 
 
+def test_a_score_with_many_ties_at_its_best_does_not_decide() -> None:
+    """A threshold above the ties accepts no query, however well the score separates the others."""
+    evidence = _split(9, "knn", apart=30.0)
+    tied = evidence.no_match.scores["knn"].clone()
+    tied[:3] = evidence.queries.scores["knn"].min() - 1
+    assert _fit(evidence).accept == "knn"
+    no_match = Group({**evidence.no_match.scores, "knn": tied}, evidence.no_match.fold)
+    assert _fit(replace(evidence, no_match=no_match)).accept != "knn"
+
+
 def test_where_scores_know_more_together_the_probability_decides() -> None:
     for seed in range(3):
         assert _fit(_split(150, *NAMES, apart=1.2, seed=seed)).accept == PROBABILITY

@@ -70,7 +70,7 @@ class AnInfoNCELatents(Experiment):
         root: folder of these images, if they need one.
         vae_epochs: epochs of the autoencoder.
         losses: losses to compare.
-        temperature: temperature of InfoNCE, 1 in the source's code; with 1/(2 style), InfoNCE keeps the style.
+        temperature: temperature of InfoNCE, 1 in the authors' code; with 1/(2 style), InfoNCE keeps the style.
         initial: initial Λ of AnInfoNCE in all dimensions.
         ways: number of ways to make pairs, 1 or 2.
         n_hard: number of near negatives for each anchor.

@@ -39,7 +39,7 @@ class AugmentationReadout(ImageExperiment):
     colour images), are not part of the views. Features are the inputs of the network's last layer; the projection is
     the output of that layer. `unnormalised` is `aninfonce` without normalisation of the outputs.
 
-    The source has ResNets, CIFAR-10 and ImageNet, 100 to 1,000 epochs, and views that also change hue and saturation.
+    The authors use ResNets, CIFAR-10 and ImageNet, 100 to 1,000 epochs, and views that also change hue and saturation.
 
     Attributes:
         losses: losses to compare.

@@ -25,25 +25,25 @@ from lam.utils.checks import check_at_least
 Base = Literal["simclr", "simsiam", "byol", "swav"]
 Addition = Literal["none", "square", "likelihood"]
 BY_KIND = "Rank correlation of severity and mean κ, by kind of corruption"
-"""Title of a table like the source's table 1: a row for each kind, and a column for each base and addition."""
+"""Title of a table like the paper's table 1: a row for each kind, and a column for each base and addition."""
 OUTSIDERS = "AUROC of outsiders, by features, κ and both"
-"""Title of a table like the source's table 2, for trainings with κ."""
+"""Title of a table like the paper's table 2, for trainings with κ."""
 _METHODS: dict[Base, type[ViewsMethod]] = {"simclr": Simclr, "simsiam": Simsiam, "byol": Byol, "swav": Swav}
 _BLOCK = 512  # items whose distances are in memory at once
-_STRONG = -0.8  # most rank correlations in the source's table are lower
+_STRONG = -0.8  # most rank correlations in the paper's table are lower
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitConcentration(ImageExperiment):
     """Each base method learns from two views of each image, with and without an explicit concentration.
 
-    Then the network is frozen, and a linear classifier and 20 neighbours use its features. For each kind of corruption,
-    the table has the rank correlation of mean κ with severities 0 to 5; −1 is best. A linear classifier on the mean
-    directions answers, and −κ detects its wrong answers (AUROC, and the p-value of the Mann-Whitney test).
+    Then the network is frozen. Its features train a linear classifier, and 20 neighbours vote. For each kind of
+    corruption, the table has the rank correlation of mean κ with severities 0 to 5; −1 is best. A linear classifier on
+    the mean directions answers, and −κ detects its wrong answers (AUROC, and the p-value of the Mann-Whitney test).
     `outlyingness` separates outsiders from test images (AUROC).
 
-    The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; this experiment lacks changes of
-    colour, flips and frost. For outsiders, the source uses the features of another network, trained with labels.
+    The authors use ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; this experiment lacks changes of
+    colour, flips and frost. For outsiders, they use the features of another network, trained with labels.
 
     Attributes:
         bases: base methods.
@@ -134,7 +134,7 @@ class ExplicitConcentration(ImageExperiment):
 
 
 def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor]:
-    """Three scores (N,) of items, higher for outsiders, as in the source's table 2.
+    """Three scores (N,) of items, higher for outsiders, as in the paper's table 2.
 
     `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as another
     feature. For distances, features and κ are divided by their standard deviations over the known items, if they vary.

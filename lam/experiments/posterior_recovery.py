@@ -45,15 +45,15 @@ class PosteriorRecovery(Experiment):
     Inputs x are uniform in the unit cube, and random networks give the true μ and κ. Let z and z⁺ be random latents of
     two inputs. The second input becomes a positive of the first with probability e^(κ_pos (z·z⁺ − 1)); negatives are
     random inputs. So MCInfoNCE with many samples and negatives is minimal at the truth. κ̂ starts in the range of κ.
-    MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the second, the best order in the source; other losses
-    learn both at once. Losses leave the rotation of latents open, so cosines of pairs are compared.
+    MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the second, the best order in the paper; other losses
+    learn both at once. Losses do not determine the rotation of latents, so cosines of pairs are compared.
 
     The losses assume von Mises-Fisher distributions. In a process of another `posterior`, a latent is the unit vector
     along μ(x) plus noise in each coordinate: normal with variance 1/κ(x), or Laplace with scale 1/κ(x). This κ is not
     comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is μ(x). `infonce`
     learns only directions.
 
-    The source accepts positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
+    The authors accept positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
     the density's normaliser. For close latents, this probability is flat: with random negatives, κ̂ is half of κ and
     misorders items.
 
@@ -71,7 +71,7 @@ class PosteriorRecovery(Experiment):
             discontinuous inside the cube, or nearly constant.
         n_samples: number of samples of MCInfoNCE and HIB.
         kappa_pos: κ_pos of the process and of the losses.
-        learning_rate: initial learning rate, with cosine decay, of each phase. For D = 10 use the source's 1e-4: with
+        learning_rate: initial learning rate, with cosine decay, of each phase. For D = 10 use the paper's 1e-4: with
             1e-3, long training moves μ̂ and κ̂ away from the truth again.
         n_test: number of test inputs for κ̂; μ̂ is compared on pairs of at most 2,000 of these inputs.
     """

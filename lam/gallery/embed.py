@@ -234,7 +234,7 @@ def read_items(
         labelled: whether every image or text must have a label.
         answered: whether to read the answers in a file; if not, the file may lack them.
         damaged: if given, every image file is read, and damaged files are collected here. With
-            `damaged.skip`, rows of a table with an empty cell are left out.
+            `damaged.skip`, table rows with an empty cell are left out.
 
     Raises:
         ValueError: for an encoder without preprocessing, a folder for an encoder of texts, columns for an encoder of

@@ -257,7 +257,7 @@ class ItemStore:
             return reader.execute(query, known).fetchall()
 
     def page(self, *, after: str, limit: int, where: Filter | None = None) -> dict[int, ItemInfo]:
-        """The first `limit` items whose ids come after `after` and that pass a filter: by key, in the order of ids.
+        """The first `limit` items that pass a filter and whose ids come after `after`: by key, in the order of ids.
 
         A page ends early once its metadata reach `MAX_PAGE`. A slow filter is refused as `busy`.
         """

@@ -1,7 +1,7 @@
-"""`Preprocessing` turns an image or an image file into an input of a network, `TextPreprocessing` a text.
+"""`Preprocessing` turns an image or an image file into an input of a network; `TextPreprocessing` does so for a text.
 
-Encoders save these records. Images take only Pillow, NumPy and torch, so a saved encoder reads images the same way on
-every machine. Texts become UTF-8 bytes; `lam.models.sentences` turns bytes into tokens.
+Encoders save these records. Reading images needs only Pillow, NumPy and torch, so a saved encoder reads images the same
+way on every machine. Texts become UTF-8 bytes; `lam.models.sentences` turns bytes into tokens.
 """
 
 import dataclasses

@@ -64,7 +64,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         return cls.of(run.encoder, run.calibration, read_json(run.folder / run_folder.METRICS))
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
-        """Write the repository, with options of `ModelHubMixin`; a different model card stays, with a warning.
+        """Write the repository, with options of `ModelHubMixin`. A model card that differs stays, with a warning.
 
         Raises:
             ValueError: if the folder holds a calibration and this encoder has none, for a metric that is neither finite

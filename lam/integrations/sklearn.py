@@ -31,7 +31,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
 
     A part of the rows is held out. `offset_` is the conformal threshold on their scores: a new row from the same source
     is flagged with a probability of at most `flag_rate_`, for any distribution. The Laplace posterior is fitted to
-    pairs of rows with equal labels. Without labels, or if all labels are equal or all differ, neighbours are pairs.
+    pairs of rows with equal labels. Without labels, or if all labels are equal or all differ, near rows are pairs.
 
     Args:
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the

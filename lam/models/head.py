@@ -1,8 +1,8 @@
 """The head, the linear layer that computes a network's output; and features, the head's inputs.
 
-The last linear layer is not always the head: many sentence encoders do not compute their output with it. So a probe
-batch shows which layer is the head. A network without a head gets a layer after its output (`ADDED`); the posterior
-stores the weights of this layer.
+The last linear layer is not always the head: many sentence encoders do not compute their output with this layer. So a
+probe batch shows which layer is the head. A network without a head gets a layer after its output (`ADDED`); the
+posterior stores the weights of this layer.
 """
 
 import inspect

@@ -180,9 +180,9 @@ def resnet(
 ) -> EmbeddingNetwork:
     """torchvision's residual network with a linear head instead of its classifier, for images of any size.
 
-    The source's network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a
+    The authors' network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a
     learned whitening layer with D = 2,048, normalisation. Here the head is the whitening layer, with random initial
-    weights. The source has dropout "between all trainable layers, except for the blocks", that is, before the head.
+    weights. The paper has dropout "between all trainable layers, except for the blocks", that is, before the head.
 
     Source: Warburg et al. (2023), appendices G.2 and G.4.
 
@@ -208,7 +208,7 @@ def cifar_resnet(
 ) -> EmbeddingNetwork:
     """A residual network for 32 × 32 images: a 3 × 3 first convolution of stride 1, and no pooling before the blocks.
 
-    With a projection, the head is the second of two layers, as in methods without labels. The sources use ResNet-50.
+    With a projection, the head is the second of two layers, as in methods without labels. Both papers use ResNet-50.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", appendix B.9;
     "Probabilistic contrastive learning with explicit concentration on the hypersphere", appendix G, for projection=512.
@@ -240,9 +240,9 @@ def cifar_resnet(
 
 
 def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> EmbeddingNetwork:
-    """The source's network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
+    """The authors' network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
 
-    The source states the channels (32, 64, 64), a pooling of 2 after the second convolution, and 9,216 features. This
+    The paper states the channels (32, 64, 64), a pooling of 2 after the second convolution, and 9,216 features. This
     implies 3 × 3 filters without padding. The text says one colour channel, but CIFAR-10 has three. The authors' code
     also pools after the first convolution and has 1,024 features; lam follows the text.
 
@@ -262,7 +262,7 @@ def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> Emb
 
 
 def convnet28(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> EmbeddingNetwork:
-    """The source's network for 28 × 28 images: two 3 × 3 convolutions, pooling, one linear layer of 9,216 inputs.
+    """The authors' network for 28 × 28 images: two 3 × 3 convolutions, pooling, one linear layer of 9,216 inputs.
 
     Source: Warburg et al. (2023), appendix G.2.
 

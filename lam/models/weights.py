@@ -43,7 +43,7 @@ def load_weights(
 
     Raises:
         ValueError: for a file that is missing, damaged, or holds more than plain tensors; or for tensors that differ
-            from the network's, such as those of torchvision or timm, which lack lam's head.
+            from the network's, such as tensors of torchvision or timm, which lack lam's head.
     """
     saved = read_weights(Path(path))
     if any(name.startswith("last/network/") for name in saved):

@@ -1,6 +1,6 @@
 """The gallery of a calibration: the run's items, one half of the held-out data, or both.
 
-A mixed gallery has as many items as the run's gallery has labelled ones, because error rates depend on the size.
+A mixed gallery has as many items as the run's gallery has labelled items, because error rates depend on the size.
 """
 
 import warnings
@@ -91,7 +91,7 @@ def stored_items_with_half(
     *,
     places: Float64[Tensor, "G _"] | None = None,
 ) -> Searchable:
-    """The run's items, some of them replaced by the database of `images`, or by half of them. A `Note` reports this.
+    """The run's items, after the database or a half of `images` has replaced as many. A `Note` reports this.
 
     `places` are the targets of the items (`stored_places`); None for items with labels.
     """

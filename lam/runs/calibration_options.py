@@ -26,7 +26,7 @@ class CalibrationOptions:
 
     Attributes:
         targets: error rates by name; missing names have default rates. With too few data, a default rate rises to the
-            least rate that they can bound, with a warning.
+            least rate that the data can bound, with a warning.
         flag: score that flags a query as a stranger, from `lam.retrieval.decisions.flags.FLAGS`; by default `combined`,
             unless a single score detects strangers far better in cross-validation (see `OodDetector.best`).
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
@@ -87,7 +87,7 @@ class CalibrationOptions:
 
 
 def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
-    """The options; a missing rate, flag or accept score becomes the one requested for the run's last calibration.
+    """The options; missing rates, flag and accept score are as requested for the run's last calibration.
 
     A `wrong` rate of 0 removes the earlier `wrong` rate. With `reference` 0, an earlier flag that needs a reference is
     dropped, with a warning.

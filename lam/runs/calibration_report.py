@@ -61,7 +61,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
 def bounded_queries(
     what: str, *, folder: str | None, strangers: str | None, is_trained: bool, n_classes: int, far: float
 ) -> str:
-    """Text that names the queries whose false accepts `far` bounds; others may be accepted much more often.
+    """Text that names the queries whose false accepts `far` bounds; other queries may be accepted much more often.
 
     Args:
         what: kind of queries: `classes`, `identities` or `questions`.

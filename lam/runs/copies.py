@@ -1,8 +1,8 @@
 """Copies among the data of a run: an image or text in several splits, under several labels, or twice in one split.
 
 Copies make recall too good, because any network finds a copy of the query. A copy in an OOD set makes AUROC too low,
-because it is no stranger. Exact copies have the same file content or text. Near copies, such as resized or recompressed
-images, have similar perceptual hashes (ImageHash's `phash`).
+because a copy is no stranger. Exact copies have the same file content or text. Near copies, such as resized or
+recompressed images, have similar perceptual hashes (ImageHash's `phash`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +75,7 @@ class Copy:
 def exact_copies(splits: Splits, ood: Mapping[str, Dataset]) -> list[list[Item]]:
     """Groups of items with equal content, the original first. Images without files are not compared.
 
-    An item of an OOD set counts as a copy of items in splits only.
+    Groups that lie only in OOD sets are left out.
     """
     groups: dict[str, list[Item]] = {}
     for name, part in _in_order(splits, ood):

@@ -60,7 +60,7 @@ class Responder:
     ) -> list[Verdict]:
         """The verdict on each query from its hits in `part` (None: the whole gallery); empty without a calibration.
 
-        All queries must have features, or all must lack them. One call for all is ten times as fast as one for each.
+        All queries must have features, or all must lack them. One call for all queries is ten times as fast.
         """
         if (calibration := self._calibration_of(part)) is None:
             return []
@@ -213,7 +213,7 @@ class Responder:
     def credible_cosine(self, kappa: float) -> float:
         """Cosine at the edge of a query's credible cap; see `lam.vmf.distribution.credible_cosine`.
 
-        Interpolation on a grid gives the cosine to 1e-4; computing it exactly takes longer than a search.
+        Interpolation on a grid gives the cosine to 1e-4; an exact computation takes longer than a search.
         """
         logs, cosines = self._caps
         return float(np.interp(math.log(max(kappa, KAPPA_RANGE[0])), logs, cosines))

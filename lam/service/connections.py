@@ -24,7 +24,7 @@ _CHUNKS, _CHUNK = 64, 512  # a body may have 64 chunks of any size, and one more
 class OpenConnections:
     """The open connections, with a cap for all clients and a cap for each client.
 
-    Above a cap, a new connection closes the connection that has waited longest for its client. If no connection waits
+    Above a cap, a new connection replaces the connection that has waited longest for its client. If no connection waits
     for its client, the new one is refused.
 
     Args:

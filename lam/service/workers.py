@@ -172,7 +172,7 @@ class Worker(Generic[Job, Result]):
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
     """Refuse a request as `busy` if jobs wait and the work before the request takes more than `patience` seconds.
 
-    The request visits the workers in this order. Jobs before it at one worker are before it at later workers, too.
+    The request visits `workers` in order. Jobs before the request at one worker are before it at later workers, too.
     """
     before, seconds = 0, 0.0
     for worker in workers:

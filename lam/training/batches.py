@@ -35,7 +35,7 @@ class Batches(data.Dataset):
         seed: seed of the run.
         epoch: counted from 0.
         process: rank of the process and number of processes. Each process reads a part of every batch. In order of
-            rank, the parts form the batch of a single process, but only the first draws the same random numbers.
+            rank, the parts form the batch of a single process, but only the first part has the same random numbers.
         per_class: items of each class in a batch; the classes are the data set's `groups`, or else its labels. Each
             batch draws classes, and items of these classes, without replacement. A class with fewer items gives all;
             a class of one item is never drawn. The last class is cut at the batch size. For large classes this is

@@ -3,8 +3,8 @@
 `lam.training.train` checks the arguments and runs the loop. Every random number follows from the seed, the epoch and
 the batch, so a resumed run needs no random state.
 
-With several processes, each runs the network on its part of a batch and gathers all outputs with their gradients. Each
-computes the loss of all pairs, and DistributedDataParallel averages the gradients. The result differs from a single
+Each of several processes runs the network on its part of a batch, gathers all outputs with their gradients, and
+computes the loss of all pairs; DistributedDataParallel averages the gradients. The result differs from a single
 process in the order of summation. Dropout and augmentation draw other random numbers, except in the first part of a
 batch. Batch norm uses the statistics of each part; the first process's running statistics are kept.
 """

@@ -99,8 +99,8 @@ class Calibration:
         targets: the promised error rates.
         flag: the score that flags queries.
         detector: computes OOD scores.
-        acceptances: the first uses all scores, the second scores of mean, κ and hits, the third those scores without
-            labels. Equal acceptances appear once. The first acceptance whose scores are all available decides.
+        acceptances: the first uses all scores, the second only scores of mean, κ and hits, the third only scores of
+            mean, κ and cosines. Equal acceptances appear once. The first one with all its scores available decides.
         reliability: bins of the first acceptance's cross-validated P(right | known).
         depth: least number of first hits that hold a match with P = 1 − `conformal_miss`; None for too few queries.
         kappa: histogram of the calibration queries' κ.
@@ -323,17 +323,17 @@ class Calibration:
         return [pair if is_known else None for is_known, pair in zip(known.tolist(), pairs, strict=True)]
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
-        """Whether each of R pairs matches; the answer is `abstain` if κ flags one of the two items.
+        """Whether each of R pairs matches; the answer is `abstain` if one of the two items is flagged by its κ.
 
-        κ flags a known item at the rate `targets.ood`. Of the pairs that do not match, at most a share `targets.far`
-        gets the answer `match`. The probability assumes that half of all pairs match.
+        At most a share `targets.ood` of known items is flagged. At most a share `targets.far` of the pairs that do not
+        match gets the answer `match`. The probability assumes that half of all pairs match.
 
         Args:
             first: R embeddings.
             second: R embeddings, compared with `first` row by row.
 
         Raises:
-            ValueError: for two different shapes, or a calibration with no pairs or too few for the target.
+            ValueError: for two different shapes, or a calibration that has no pairs, or too few pairs for the target.
         """
         if self.verifier is None:
             raise ValueError("this calibration was learnt without pairs of images: run `lam calibrate` again")

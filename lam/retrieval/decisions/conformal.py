@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
-`ConformalScores` bounds rates among all queries of one kind, `control_selective_risk` the share of wrong answers among
-the answers.
+`ConformalScores` bounds rates among all queries of one kind. `control_selective_risk` bounds the share of wrong answers
+among the answers.
 
 All promises assume exchangeability: every order of calibration scores and new scores is equally likely, as for draws
 from one source. Data used for training or tuning violate the assumption, and so do data that drift.
@@ -268,7 +268,7 @@ def control_selective_risk(
     scores. It has two assumptions. First, calibration queries and new queries are independent draws from one source,
     with the same share of strangers. Second, answers with a higher score are not wrong more often than answers with a
     lower score. This is needed because the thresholds depend on the calibration data. (Without ties it suffices that R
-    exceeds the target up to some threshold, and at no higher one.) In simulations of 1,080 kinds of scores that violate
+    exceeds the target below some threshold, and nowhere above it.) In simulations of 1,080 kinds of scores that violate
     the second assumption, at most 4.4 % of 20,000 sets broke the promise, where 5 % is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial

@@ -1,12 +1,12 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
 The probability is learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
-the cosine of the first hit alone. To find the threshold, queries of `UnmatchedQueries` without a match in the part
-search the part. Their cosines are exchangeable with the cosine of a new query without a match, so the threshold keeps
-the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
+the cosine of the first hit alone. To find the threshold, the part is searched for the `UnmatchedQueries`
+without a match there. Their cosines are exchangeable with the cosine of a new query without a match, so the threshold
+keeps the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
 
-If too few queries lack a match, as in a part with items of most classes, all queries search the part, and hits that
-match are skipped. Then the promise is about new queries whose matches are skipped, too.
+If too few queries lack a match, as in a part with items of most classes, all queries are searched for, and hits
+that match are skipped. Then the promise is about new queries whose matches are also skipped.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def false_accepts(
 ) -> ConformalScores | None:
     """For each query that bounds false accepts in the part, the cosine of the best hit that does not match.
 
-    A query that matches all items of the part is left out. In an empty part, each query counts with −1. If an index
+    A query that matches all items of the part is left out. In an empty part, the value of each query is −1. If an index
     returns only matches, the last hit's cosine is used: an upper bound, which raises the threshold. The result is None
     for a calibration without unmatched queries, or if no query is left.
 

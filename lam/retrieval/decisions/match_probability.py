@@ -54,8 +54,8 @@ _TOPS = (0.25, 0.5, 0.75)  # shares of known queries in the sets A of `from_mixt
 class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    A query is unusual if its scores lie far above *or* far below the scores of the calibration queries. The lower side
-    counts too because some strangers are too close: blurred photographs lie near the mean of the training features.
+    A query is unusual if its scores lie far above *or* far below the scores of the calibration queries. Low scores
+    count because some strangers are unusually close: blurred photographs lie near the mean of the training features.
 
     Strangeness is the greater of two log odds of ranks (`ExtendedOdds`): the rank of a Mahalanobis distance, and the
     rank of the `joint_surprise` of `STRANGER_SCORES`. The distance is two-sided; its coordinates are log odds of the
@@ -168,19 +168,19 @@ def _distance(x: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DensityRatio:
-    """P(known) of a query, by a regression that separates queries with a match in the gallery from others.
+    """P(known) of a query, by a regression that separates known queries from strangers, or from an unlabelled mixture.
 
-    Let r be the density of known queries over the density of the others, and π the share of strangers. P(known) is
-    (1 − π)r/((1 − π)r + π) if the others are strangers, and min(1, (1 − π)r) if the others are a mixture. A ratio to
-    a mixture ranks queries in the same order as a ratio to strangers.
+    Let r be the density of known queries over the density of the strangers or the mixture, and π the share of
+    strangers. P(known) is (1 − π)r/((1 − π)r + π) for strangers, and min(1, (1 − π)r) for a mixture. A ratio to a
+    mixture ranks queries in the same order as a ratio to strangers.
 
     Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 
     Attributes:
         regression: P(known | scores) among the training queries.
-        odds: total weight of the others over total weight of the known queries, in training.
+        odds: total weight of the strangers or the mixture over total weight of the known queries, in training.
         share: π.
-        is_mixture: whether the others are an unlabelled mixture.
+        is_mixture: whether the regression was learnt from a mixture, not from strangers.
         interval: confidence interval of π at 0.95, if π was estimated.
     """
 

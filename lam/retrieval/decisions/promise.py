@@ -66,7 +66,7 @@ def asleep(n: int) -> float:
     """Share of the wealth that sleeps (has not bet) after n rounds: 1 for n = 0, else 1/(2 + 2 log(1 + n/100)).
 
     Half of the wealth wakes in the first round, because the data may have changed before. In a late round n, about
-    1/(n log² n) wakes. So after a change in round n, an alarm needs only log n + 2 log log n more log wealth.
+    1/(n log² n) wakes. So after a change in round n, an alarm needs a gain that is only about n log² n times greater.
     """
     return 1.0 if n == 0 else 0.5 / (1 + float(np.log1p(n / _SCALE)))
 

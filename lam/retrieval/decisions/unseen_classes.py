@@ -80,7 +80,7 @@ class UnseenClasses:
 
         p = (1 + A + s)/(R + 1 + s), where R items are in classes of two or more, and A of these are at least as far
         from all other items as the new item is from the gallery. A new item may be the second of its class; the first
-        is then a single item of the gallery. So s = 1 if any single item is as far, else 0. For exchangeable items,
+        is then alone in its class. So s = 1 if any item alone in its class is as far, else 0. For exchangeable items,
         P(p ≤ α | its class is in the gallery) ≤ α.
         """
         (single, several), values = self._rising, scores.detach().cpu().double()

@@ -29,7 +29,7 @@ def rank(
 
     Returns:
         (Q, K) indices into the gallery, best first, and their (Q, K) cosines (higher is better), in the type of the
-        queries, or for integers in torch's default type.
+        queries (for integers, in torch's default type).
 
     Raises:
         ValueError: for k below 1, different dimensions, or a row that is zero or not finite.

@@ -30,8 +30,8 @@ _FEW = 20_000  # up to this many ids are searched exactly, because a graph misse
 class Index:
     """Items with unit vectors, κ and ids, searched by cosine.
 
-    Vectors are stored in float32, κ in float64. All types, except Flat on the CPU, hold a second copy or codes of the
-    vectors in FAISS. One thread at a time may use an index.
+    Vectors are stored in float32, κ in float64. Except for Flat on the CPU, FAISS also holds the vectors or their
+    codes. One thread at a time may use an index.
 
     Args:
         dimension: embedding dimension D, at least 1.

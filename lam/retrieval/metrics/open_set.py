@@ -269,9 +269,9 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under the risk-coverage curve; lower is better.
 
-    The risk at coverage n/Q is the share of wrong hits among the n most certain of Q. A threshold keeps or drops a tie
-    as a whole, so the curve has one point for each distinct uncertainty. The area is a sum of trapezoids; before the
-    first point, the risk is constant. A constant uncertainty gives the error rate.
+    The risk at coverage n/Q is the share of wrong hits among the n most certain of Q searches. A threshold keeps or
+    drops a tie as a whole, so the curve has one point for each distinct uncertainty. The area is a sum of trapezoids;
+    before the first point, the risk is constant. For a constant uncertainty, the area is the error rate.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
         Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).

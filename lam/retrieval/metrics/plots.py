@@ -146,7 +146,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
 def plot_precision_recall(
     path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]], *, positives: str = "OOD items"
 ) -> None:
-    """Draw precision against recall of each OOD score, and the prevalence, which is the precision of a useless score.
+    """Draw precision against recall for each OOD score, and the prevalence, which is the precision of a useless score.
 
     Args:
         scores: for each name, (N,) scores of ID items and (O,) scores of OOD items.

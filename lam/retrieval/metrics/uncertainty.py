@@ -32,7 +32,7 @@ def sparsification(
 
     Args:
         correct: (Q,) whether the first hit is relevant; leave out queries without a relevant item.
-        uncertainty: (Q,) higher is more uncertain, e.g. −κ; infinities are allowed.
+        uncertainty: (Q,) higher is more uncertain, such as −κ; infinities are allowed.
 
     Returns:
         (F,) the shares f = 0, 0.01 … 0.98 and (F,) the accuracies, both float64; accuracies are NaN for no query.
@@ -184,8 +184,8 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 
     Let E(m) be the number of wrong answers among the m most certain of Q queries. The generalized risk at coverage m/Q
     is E(m)/Q: the share of all queries that get a wrong answer. The curve begins at (0, 0) and has a point for each
-    distinct uncertainty; the area is a sum of trapezoids. With accuracy a, it is a(1 − a)(1 − R-AUROC) + (1 − a)²/2.
-    A constant uncertainty gives half the error rate; without queries, the area is NaN.
+    distinct uncertainty. Its area is a sum of trapezoids: a(1 − a)(1 − R-AUROC) + (1 − a)²/2 for accuracy a. For a
+    constant uncertainty, the area is half the error rate; without queries, it is NaN.
 
     Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
         (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.

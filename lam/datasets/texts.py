@@ -181,10 +181,8 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
 
     A folder has the files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`,
     `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts;
-    see `lam.datasets.splits.carve_missing`. If texts are questions with answers, only questions are divided: the
-    gallery of every split holds all answers. Labels come from the column `label`. Without this column, the answer is
-    the label of its question, so a question matches only its own answer. If there is only one column, a text matches
-    only its copies.
+    see `lam.datasets.splits.carve_missing`. Questions are divided, but all galleries hold all answers. Without a column
+    `label`, a question matches only its own answer. If there is only one column, a text matches only its copies.
     """
     files = {
         part: _read(path, options, labelled=True, skip_empty=options.skip_empty, alone=True)
@@ -291,7 +289,8 @@ def _read(
     columns = (columns if answered else _queries_of(table, columns)).of(table, labelled=labelled)
     columns = columns if answered else Columns(columns.query, columns.label)
     if skip_empty:
-        table = table.filled(list(filter(None, (columns.query, columns.answer, columns.label if labelled else None))))
+        needed = (columns.query, columns.answer, columns.label if labelled else None)
+        table = table.filled([name for name in needed if name is not None])
     used = (columns.text, columns.label, columns.question, columns.answer)
     table.check_single(used if answered else (columns.query,))
     metadata = [table.metadata(row, used) for row in range(len(table.lines))]

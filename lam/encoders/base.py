@@ -66,7 +66,7 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 class Encoder(ABC):
     """Map inputs to embeddings, each with a concentration κ.
 
-    Threads may share encoders: a process runs one network at a time, because each pass adds hooks and changes modes. Do
+    Threads may share encoders. A process runs one network at a time, because each pass adds hooks and changes modes. Do
     not train a network while another thread uses it.
 
     Attributes:

@@ -1,6 +1,6 @@
-"""Encoders of several networks, the members of an ensemble or dropout; inputs are uncertain where networks disagree.
+"""Encoders of several networks: an ensemble, or Monte-Carlo dropout. An input is uncertain if the networks disagree.
 
-With Monte-Carlo dropout, the networks are S thinned networks (with some units dropped), the same for all items.
+Monte-Carlo dropout has S thinned networks (with some units dropped), the same for all items.
 
 Source: Lakshminarayanan, Pritzel and Blundell (2017); Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
 """
@@ -151,7 +151,7 @@ class DropoutEncoder(SeededEncoder):
     """Embed by S thinned networks: the mean direction of their embeddings, and κ from their spread.
 
     Sample s is one thinned network. Its dropout masks depend only on the seed and s, and all items share them (torch
-    would draw a mask for each item; the sources leave this open). So samples are comparable across items, and the κ of
+    would draw a mask for each item; the papers leave this open). So samples are comparable across items, and the κ of
     an item is the same in any batch. `variance` is the variance of the outputs before normalisation, summed over D.
     `features` come from a pass without dropout.
 
@@ -198,7 +198,7 @@ class DropoutEncoder(SeededEncoder):
 def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
     """Within the context, each dropout layer of a network in evaluation mode applies one mask to all items.
 
-    A layer that runs twice in one pass applies the same mask twice. The masks follow from seed and sample.
+    A layer that runs twice in one pass applies the same mask twice. `seed` and `sample` determine the masks.
     """
 
     def masked(path: str) -> Callable[..., Tensor]:

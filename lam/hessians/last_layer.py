@@ -177,7 +177,7 @@ def ggn_of_dataset(
 ) -> Sums:
     """GGN over every pair of a data set, equal to `ggn_of_batch` for one batch of all items.
 
-    Similarities of items have the type of the features, but at least float32.
+    Similarities are computed in the type of the features, but at least in float32.
 
     Args:
         empty: the structure with all sums zero. Its curvature must be `in_blocks`, such as a contrastive or softmax

@@ -1,6 +1,6 @@
 """Training losses by name.
 
-`build` creates losses on embeddings. A `DistributionLoss` also takes concentrations; methods create these losses. A
+`build` creates losses on embeddings. A `DistributionLoss`, which a method creates, also takes concentrations. A
 method's option `curvature` chooses the posterior's curvature, independently of the loss.
 """
 
@@ -68,7 +68,7 @@ def build(
     """A training loss by its name.
 
     Args:
-        name: a key of `LOSSES`; the classes have the formulas. "contrastive", "log_posterior", "squared" and "pml" (of
+        name: a key of `LOSSES`; each class states its formula. "contrastive", "log_posterior", "squared" and "pml" (of
             pytorch-metric-learning) use the distances of pairs and a margin. The others use a softmax of
             cosine/temperature: "supcon" over all items, "infonce" over a positive pair and its negatives, "varcon" over
             centroids of classes. "aninfonce" is infonce with a learned weight for each dimension.

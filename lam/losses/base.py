@@ -19,7 +19,7 @@ class Loss(ABC):
     """A loss on unit embeddings and the pairs among them.
 
     Attributes:
-        curvature: name of the loss's curvature, or of a similar one, in `lam.hessians.CURVATURES`.
+        curvature: name of the loss's curvature, or of a similar curvature, in `lam.hessians.CURVATURES`.
         needs_classes: whether pairs must come from class labels, not from distances between positions.
     """
 

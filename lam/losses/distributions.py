@@ -93,10 +93,10 @@ def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Gene
 
 
 def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs) -> Float[Tensor, ""]:
-    """Mean over positive pairs of log 1/S Σ_s ratio_s, with ratio_s as in `log_ratios`.
+    """Mean over positive pairs of log 1/S Σ_s ratio_s, with ratio_s for sample s of S as in `log_ratios`.
 
-    The logits of ratio_s are `scale` times the cosines of the items' s-th samples. If at most half of the items are
-    negatives of any anchor, the code computes only the cosines that the ratios need.
+    The logits of ratio_s are `scale` times the cosines of the items' s-th samples. If at most half of the items are a
+    negative of some anchor, the code computes only the cosines that the ratios need.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:
@@ -114,8 +114,8 @@ def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs)
 class MCInfoNCE(DistributionLoss):
     """Mean over positive pairs of −log 1/S Σ_s e^(κ_pos z_s·z⁺_s) / (e^(κ_pos z_s·z⁺_s) + Σ_m e^(κ_pos z_s·z⁻_ms)).
 
-    z_s, z⁺_s and z⁻_ms are the s-th samples of an anchor, its match and its m-th of M negatives. The source divides the
-    denominator by M, which subtracts log M from the loss. Without this factor, the limit of large κ is InfoNCE at
+    z_s is the s-th of S samples of an anchor, z⁺_s of its match, and z⁻_ms of its negative m of M. The paper divides
+    the denominator by M, which subtracts log M from the loss. Without this factor, the limit of large κ is InfoNCE at
     temperature 1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, most of all a large κ.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
@@ -165,7 +165,7 @@ class MCInfoNCE(DistributionLoss):
         """The curvature of InfoNCE; 1/τ is the concentration of one mean of a positive pair around the other.
 
         Two means of a pair differ by three von Mises-Fisher steps: from a mean to its latent variable, to the other
-        latent variable, and to the other mean. Their mean resultant lengths are multiplied.
+        latent variable, and to the other mean. The mean resultant lengths of the steps are multiplied.
 
         Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
         """
@@ -232,8 +232,8 @@ def log_expected_likelihood(
 class HIB(DistributionLoss):
     """Mean of −log p(match) over positive pairs plus mean of −log(1 − p(match)) over negative pairs.
 
-    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b), with z_s and z'_s the s-th samples of the two items. The paper's KL
-    term is left out. For the original, on Gaussians and distances, see `soft_contrastive`.
+    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b), with z_s and z'_s the s-th samples of the two items. The KL term of Oh
+    et al. is left out. For the original, on Gaussians and distances, see `soft_contrastive`.
 
     Source: Kirchhof, Kasneci and Oh (2023), equation 54, after Oh et al. (2019); a = 1 and b = 0 are the best values in
     table 7.

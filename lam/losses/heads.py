@@ -17,8 +17,8 @@ def soft_contrastive(
     """Minus the log probability that positive pairs match and negative pairs do not.
 
     With the samples z₁ˢ and z₂ᵗ of two items, p(match) = 1/S² Σ_st sigmoid(b − a ‖z₁ˢ − z₂ᵗ‖). The loss is the mean of
-    −log p over positive pairs plus the mean of −log(1 − p) over negative pairs. There are two means, because the source
-    draws equally many pairs of each kind.
+    −log p over positive pairs plus the mean of −log(1 − p) over negative pairs. There are two means, because Oh et al.
+    draw equally many pairs of each kind.
 
     Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding", section 2.
 

@@ -64,7 +64,7 @@ class ConcentrationAlignment(DistributionLoss):
     Source: as `Explicit`, equation 11.
 
     Args:
-        explicit: the alignment and its regulariser; None for only InfoNCE.
+        explicit: an `Explicit` to add; None for only InfoNCE.
         temperature: τ > 0 of InfoNCE.
 
     Example:
@@ -101,7 +101,7 @@ class Siamese(DistributionLoss):
     Args:
         dimension: D.
         hidden: units of the predictor's hidden layer.
-        explicit: the alignment and its regulariser; None for only the base loss.
+        explicit: an `Explicit` to add; None for only the base loss.
         seed: seed of the predictor's weights; the global random state does not change.
     """
 
@@ -157,7 +157,7 @@ class SimSiam(Siamese):
 
 
 class BYOL(Siamese):
-    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both directions; a slower second network gives ξ₂.
+    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both directions; ξ₂ is from a slower network.
 
     Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.
 
@@ -172,7 +172,7 @@ class BYOL(Siamese):
 
 
 class SwAV(DistributionLoss):
-    """Mean over pairs of views of −½ Σ_j [q₁ log p₂ + q₂ log p₁], with an optional explicit concentration.
+    """Mean over pairs of views of −½ Σ_j [q₁ log p₂ + q₂ log p₁], plus an optional `Explicit`.
 
     The prototypes c_j are learned unit vectors. p is the softmax of a view's μ·c_j/τ over j. q is `sinkhorn` of the
     view's μ·c_j/ε, without gradient. A pair counts once; the item with the smaller index is the first view.
@@ -187,7 +187,7 @@ class SwAV(DistributionLoss):
         temperature: τ > 0.
         smoothness: ε > 0, the divisor of the cosines in the assignments.
         n_iterations: number of iterations of `sinkhorn`, at least 1.
-        explicit: the alignment and its regulariser; None for only the base loss.
+        explicit: an `Explicit` to add; None for only the base loss.
         seed: seed of the prototypes; the global random state does not change.
 
     Raises:

@@ -216,7 +216,7 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
 
 
 def reference_inputs(dataset: Any, size: int, *, seed: int) -> Iterator[Any]:
-    """Batches of inputs from at most `size` random items of a data set, not augmented.
+    """Batches of unaugmented inputs from at most `size` random items of a data set.
 
     The seed also drives the data set's own random numbers; torch's global generator does not change.
     """

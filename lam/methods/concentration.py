@@ -29,7 +29,7 @@ KappaBy = Literal["phases", "shared", "norm", "none"]
 class ConcentrationMethod(HeadMethod):
     """Train the mean direction μ and the concentration κ of each item by a loss on distributions.
 
-    Only miners use `training.loss`, for its margin.
+    Only the margin of `training.loss` is used, by miners.
 
     Attributes:
         kappa: how κ is learned. "phases" trains the network with one κ for all items, then freezes the network and
@@ -198,7 +198,7 @@ class DistributionStep(Step):
 
 @dataclass(frozen=True)
 class Mcinfonce(ConcentrationMethod):
-    """Train mean directions and concentrations by MCInfoNCE; phases are the default, as the source found them best.
+    """Train mean directions and concentrations by MCInfoNCE; "phases" is the default, and the best in the paper.
 
     At the minimum of the loss, κ equals the concentration of the process that generated the data.
 
@@ -206,7 +206,7 @@ class Mcinfonce(ConcentrationMethod):
     uncertainty of ambiguous inputs".
 
     Attributes:
-        kappa_pos: concentration of the latents of a positive pair.
+        kappa_pos: concentration of one latent variable of a positive pair around the other.
         learn_kappa_pos: learn `kappa_pos` with the network; in phases it is fixed while the head is trained.
         n_samples: samples of each item in a step.
         n_negatives: negatives of each anchor, drawn from the batch; None for all.
@@ -230,7 +230,7 @@ class Elk(ConcentrationMethod):
     Source: as `Mcinfonce`, equation 55.
 
     Attributes:
-        kappa_pos: factor of the log likelihood; the source chooses among 16, 32 and 64 on CIFAR-10 (appendix C.2).
+        kappa_pos: factor on the log likelihood; the paper chooses among 16, 32 and 64 on CIFAR-10 (appendix C.2).
     """
 
     kappa: KappaBy = "shared"

@@ -48,7 +48,7 @@ class Deterministic(Method):
 class Norm(Deterministic):
     """Train a network by `training.loss`; κ is the length of the embedding before normalisation.
 
-    The seed also drives samples from the distributions.
+    `training.seed` also draws samples from the distributions.
     """
 
     name = "norm"
@@ -59,7 +59,7 @@ class Norm(Deterministic):
 class McDropout(Deterministic):
     """Train a network with its own dropout layers, which stay active when it embeds.
 
-    The seed also drives the masks. A trained network may have been trained with or without dropout.
+    `training.seed` also draws the masks. A trained network may have been trained with or without dropout.
 
     Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4, with a rate of 0.05.
     """
@@ -108,7 +108,7 @@ class Varcon(Deterministic):
 
 @dataclass(frozen=True)
 class KnnDistance(Method):
-    """Train a network, then keep the features of some training items; an item far from them is uncertain.
+    """Train a network, then keep the features of some training items; inputs far from these features are uncertain.
 
     Attributes:
         k: rank of the neighbour that gives the distance, from 1.
@@ -150,8 +150,8 @@ class Aninfonce(Deterministic):
     """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
 
     With M > 1 members, the loss is a sum of M losses. Each member has its own vector Λ and its own kind of crops; later
-    members crop more. A batch holds every image in every kind of crop; the items of a pair share a kind. The loss has
-    no curvature for several members, without normalisation, or if an entry of Λ is at most `negatives`.
+    members crop more. A batch holds every image in every kind of crop; both items of a pair have the same kind. The
+    curvature needs a single member, unit embeddings, and entries of Λ above `negatives`.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     (hard negatives) and B.2 (ensembles).
@@ -263,7 +263,7 @@ def pairs_among(pairs: Pairs, rows: Tensor) -> Pairs:
 class DeepEnsemble(Method):
     """Train M networks as `Deterministic` does, each from its own seed, and combine them.
 
-    Where the networks disagree, the input is uncertain.
+    An input is uncertain if the networks disagree.
 
     Source: Lakshminarayanan, Pritzel and Blundell (2017); Warburg et al. (2023), appendix G.4.
 
@@ -271,7 +271,7 @@ class DeepEnsemble(Method):
         n_members: M ≥ 2 networks.
         checkpoints: M files of weights (.safetensors or .pth) to load instead of training; empty to train.
         combine: `concatenate`, or `mean` as in Warburg et al.; see `EnsembleEncoder`.
-        reference: number of random training items, at least 2, that align the members before κ is computed.
+        reference: number of random training items, at least 2, on which the members are aligned to compute κ.
     """
 
     n_members: int = 5

@@ -173,7 +173,7 @@ def fit_features(
         weight: (D, P) weight of the layer.
         bias: (D,) bias of the layer, or None.
         options, margin, seed: as in `fit`. Pairs come from the whole data set; `head`, `dimension`, `layers` and
-            `predictive` have no effect. A curvature with cross terms, or a user's, may need memory for (N, N) pairs.
+            `predictive` have no effect. A curvature with cross terms, or your own, may need memory for (N, N) pairs.
         progress: show a progress bar on standard error.
 
     Returns:

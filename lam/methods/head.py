@@ -123,9 +123,9 @@ class LossPrediction(HeadMethod):
     """Train a network, then freeze it and train a head that predicts each item's loss.
 
     The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
-    Only items with a match in the batch train the head. κ is 1 / prediction; only the order of κ has a meaning. A
-    Laplace run that starts from this run takes this κ as κ_a, the κ of ambiguity. Yoo and Kweon train network and
-    head together. Here, the network is trained first, so the head does not change retrieval.
+    The head learns from items with a match in the batch. κ is 1 / prediction; only the order of κ has a meaning. A
+    Laplace run that starts from this run takes this κ as κ_a, the κ of ambiguity. Yoo and Kweon train network and head
+    together. Here, the network is trained first, so the head does not change retrieval.
 
     Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
     learning benchmark for transferable uncertainty estimates", where this head is the strongest.
@@ -168,10 +168,10 @@ class Hib(Method):
 
     Two samples at distance d match with p(match) = sigmoid(b − a d). The loss is a sum: the mean of −log p(match) over
     positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the mean KL divergence of the items'
-    N(μ, diag(σ²)) from N(0, I). As in the source, μ is the head's output before normalisation: for unit vectors, the
+    N(μ, diag(σ²)) from N(0, I). As in Oh et al., μ is the head's output before normalisation: for unit vectors, the
     divergence would not depend on μ. Retrieval and validation compare the directions of μ.
 
-    The number of samples and β come from the source, which states no initial a and b. With a = b = 5, p(match) is ½ at
+    The number of samples and β are as in Oh et al., who state no initial a and b. With a = b = 5, p(match) is ½ at
     distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns b and log a.
 
     Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding"; Warburg et al. (2023), app. G.4.
@@ -207,8 +207,8 @@ class Hib(Method):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`.
 
-        A trained network is trained further. Only miners use `training.loss`, for its margin. `training.validate` gets
-        the network itself.
+        A trained network is trained further. Only the margin of `training.loss` is used, by miners.
+        `training.validate` gets the network without its uncertainty head.
         """
         network = unwrapped(network)
         path = head_of(network, dataset)

@@ -49,7 +49,7 @@ def train_layer(
 
     Warburg et al. (2023) add no layer. The settings were chosen on sentence embeddings: Adam at 1e-2, batches of 256,
     1,000 steps, at most 50 epochs. 10 % of the items, at most 1,000, are held out and choose the epoch by their loss.
-    If these or the other items lack positive or negative pairs, all items train the layer until the last epoch.
+    If these or the other items lack positive or negative pairs, the layer learns from all items until the last epoch.
 
     Args:
         features, targets: (N, P) outputs of a network, and (N,) labels or (N, X) positions.

@@ -48,9 +48,9 @@ class LaplaceOnline(LaplaceMethod):
         initial_precision: p₀ > 0; the first curvature is h = p₀/s. The default is s/1000.
         memory_factor: β in (0, 1) of the update h ← β h + (1 − β) h_batch, with the curvature h_batch of a batch.
         update: `average` as above, or `accumulate` by h ← β h + relu(h_batch), with h_batch averaged over the chosen
-            pairs. Accumulation makes the noise far smaller; the authors' code and the paper's equation 5 accumulate.
+            pairs. Accumulation makes the noise far smaller; the code and equation 5 of Warburg et al. accumulate.
         n_samples: last layers sampled in a step, at least 1; gradient and h_batch are means over them.
-        warmup_epochs: number of first epochs without noise; they update h, too.
+        warmup_epochs: number of first epochs without noise; h is updated in these, too.
         refresh_every: steps from one update of h to the next.
         refit: whether to form the curvature again after training, at the final weights, with the structure and the
             prior of `laplace_posthoc`. Without a refit, h is a mean over past, noisy layers, and κ detects altered

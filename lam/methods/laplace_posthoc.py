@@ -57,7 +57,7 @@ class LaplaceMethod(Method):
             outputs}, or an object of `lam.hessians`. Missing settings, such as a temperature, come from the training
             loss. `own` is the curvature of the network's training loss. The options below set a contrastive curvature.
         margin: margin of the contrastive curvature; negative pairs beyond it have no curvature. The default is the
-            margin of the training loss. Mined triplets always use this default.
+            margin of the training loss, which mined triplets always use.
         split, fix, negative_weight: settings of the contrastive curvature; see `ContrastiveCurvature`.
     """
 

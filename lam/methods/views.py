@@ -25,7 +25,7 @@ class ViewsMethod(ConcentrationMethod):
 
     The loss has three parts: a loss on directions, the alignment of the two views scaled by their κ, and a regulariser
     of κ. κ is the softplus of the κ head's output; kappa="none" keeps only the loss on directions. The network's head
-    is the projection; the option `projection` of `cifar_resnet18` gives it two layers, as in the sources. A run keeps
+    is the projection; `cifar_resnet18` with the option `projection` gives it two layers, as the papers do. A run keeps
     the epoch of the best retrieval on the validation split, or the last epoch if no two images match there.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
@@ -108,7 +108,7 @@ class Simclr(ViewsMethod):
 
 @dataclass(frozen=True)
 class Simsiam(ViewsMethod):
-    """Train by the cosine of each view's prediction with the other view, without negatives.
+    """Train by the cosine between each view's prediction and the other view, without negatives.
 
     Source: Chen and He (2021), "Exploring simple Siamese representation learning".
 
@@ -130,7 +130,7 @@ class Byol(ViewsMethod):
     """Train by the distance of each view's prediction from the other view's target.
 
     A copy of the network computes the targets. Before each training pass, the copy's weights ξ follow the network's
-    weights θ: ξ ← m ξ + (1 − m) θ. In the source, m grows to 1. Checkpoints hold the copy; encoders do not.
+    weights θ: ξ ← m ξ + (1 − m) θ. In the paper, m grows to 1. Checkpoints hold the copy; encoders do not.
 
     Source: Grill et al. (2020), "Bootstrap your own latent: a new approach to self-supervised learning".
 
@@ -187,7 +187,7 @@ def follow(target: nn.Module, network: nn.Module, momentum: float) -> None:
 
 @dataclass(frozen=True)
 class Swav(ViewsMethod):
-    """Train by predicting which of J learned prototypes a view has from the other view; without multi-crop.
+    """Train by predicting a view's assignment to J learned prototypes from the other view; without multi-crop.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments".
 

@@ -1,4 +1,4 @@
-"""`Mining`, the choice of pairs in a batch: all pairs, pairs in triplets of one kind, or the pairs of a miner.
+"""`Mining`, the choice of pairs in a batch: all pairs, pairs in triplets of one kind, or pairs of a library's miner.
 
 The weight of a pair is the number of chosen triplets that contain it, as in pytorch-metric-learning. n⁺ is the number
 of positive pairs before the choice, times the mean weight of the chosen positive pairs, rounded. A curvature and the

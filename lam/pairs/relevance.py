@@ -18,7 +18,7 @@ class Relevance(ABC):
 
     Attributes:
         queries: (Q,) indices of the queries.
-        gallery: (G,) indices of the gallery's items; None if every item is a query, with all other items as gallery.
+        gallery: (G,) indices of the gallery's items; None if every item is a query and searches all other items.
 
     Args:
         n_items: number of items N.

@@ -51,7 +51,7 @@ class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with precision Σ⁻¹ = s relu(h) + α.
 
     relu sets negative entries or eigenvalues of h to zero. Each subclass has its own structure (see `lam.hessians`) as
-    `curvature`. `features` are the layer's inputs φ; in `lam.posteriors.layers`, the network's inputs.
+    `curvature`. Arguments named `features` are the layer's inputs φ; in `lam.posteriors.layers`, the network's inputs.
 
     Attributes:
         weight: (D, P) the trained weight; with the bias, the mean θ*.
@@ -88,7 +88,7 @@ class Posterior(ABC):
         """The likelihood scale s in use, by default `n_items`² for a curvature that averages over pairs, else 1.
 
         Without `prior_precision`, the default s is raised until α is at least 1 / mean square of the weights.
-        Otherwise, with a small curvature, the prior would spread wider than the trained weights.
+        If the curvature is small, the prior would otherwise spread wider than the trained weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale

@@ -12,7 +12,7 @@ _WITHIN = 1e-7, 1e7
 def tune_prior(posterior: Posterior, step: float | None) -> Posterior:
     """The posterior with the best α, or after one step of size `step` in log α; the likelihood scale stays.
 
-    Warns if the evidence has no maximum, as without positive curvature: α is then at an end of its range.
+    Warns if the evidence has no maximum, for example without positive curvature; α is then at an end of its range.
 
     Raises:
         ValueError: for a step that is not positive.

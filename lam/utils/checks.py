@@ -84,7 +84,7 @@ def integers(name: str, values: Any) -> Tensor:
 def booleans(name: str, values: Tensor) -> Tensor:
     """A tensor of booleans, or of the numbers 0 and 1, as booleans.
 
-    Without it, `~values` of integers would be −1 and −2, and `scores[values]` would take items 0 and 1.
+    Without this step, `~values` of integers would be −1 and −2, and `scores[values]` would take items 0 and 1.
 
     Raises:
         ValueError: If a value is another number, or `values` is no tensor.
@@ -212,7 +212,7 @@ def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Explain why a call failed: raise a `ValueError` for the first option of a wrong type.
 
-    The function itself checks options whose type is a choice of words.
+    `function` itself checks options whose type is a choice of words.
 
     Args:
         name: name of the function in the error.

@@ -166,7 +166,7 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     """The batches of a loader for this process: process r of W takes batches r, r + W, r + 2W, ...
 
     For a `DataLoader` with a batch size, the first process draws the order, and each process reads only the first batch
-    and its own batches. Another loader, or one of an `IterableDataset`, must give the same batches in every process;
+    and its own batches. Any other loader, or one of an `IterableDataset`, must give the same batches in every process;
     each process reads all batches.
 
     Returns:

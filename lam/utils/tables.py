@@ -48,7 +48,7 @@ def is_no_label(label: str) -> bool:
 def file_of(folder: Path, name: str) -> Path:
     r"""The file that a cell names, relative to a folder.
 
-    If only that finds a file, a \ separates folders, as in Windows, and accents are written in another Unicode form.
+    If no file has exactly this name, a \ counts as /, as in Windows, and accents may have another Unicode form.
     """
     plain = name.replace("\\", "/")
     paths = [folder / each for each in (name, plain, normalize("NFC", plain), normalize("NFD", plain))]
@@ -80,8 +80,8 @@ class Table:
         The first line of a CSV file names its columns; a line such as `sep=;` may come before it. By default, the
         separator is a comma, semicolon, tab or bar, whichever fits the first lines; a `Note` names it, except a comma.
         Blanks around values, empty lines, and final rows without a value are skipped. A JSON file holds a list of
-        objects, or tasks of Label Studio (Label Studio). A JSON Lines file holds an object in each line. An .xlsx
-        workbook gives its first sheet. Workbooks and Parquet files (.parquet) need the extra `tables`.
+        objects, or tasks of Label Studio. A JSON Lines file holds an object in each line. An .xlsx workbook gives its
+        first sheet. Workbooks and Parquet files (.parquet) need the extra `tables`.
 
         Args:
             needed: columns that the file must have.

@@ -72,7 +72,7 @@ def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -
 
     With density p and the ratio A_D of `bessel_ratio`, da/dkappa = -(integral from 0 to a of (cos(t) - A_D) p(t) dt)
     / p(a). The integral over all angles is 0, so the code integrates only the tail on a's side of the mode. The error
-    is 1e-13 of the largest derivative. Without `exact`, it is like float32 rounding, and the time is a third.
+    is 1e-13 of the largest derivative. Without `exact`, the error is as in float32, and the time is a third.
     """
     mode, width = _mode_and_width(dimension, kappa)
     angle = angle.clamp(min=1e-150)  # at the mean direction itself density and slope are 0

@@ -105,15 +105,15 @@ def positive_part(matrices: Float[Tensor, "*B D D"]) -> Float[Tensor, "*B D D"]:
 
 @dataclass(frozen=True)
 class ContrastiveCurvature(SummedByPartners):
-    """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs.
+    """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs of items a and b with directions n_a and n_b.
 
     t_ab is 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, and 0 for other pairs. n⁺ and n⁻
-    count all positive and all negative pairs, also beyond the margin. So the curvature is h = S⁺/n⁺ − w S⁻/n⁻. S⁺ and
-    S⁻ sum the second derivatives of ½ ‖n_a − n_b‖² over positive pairs, and over negative pairs inside the margin.
+    count all positive and all negative pairs, also beyond the margin. So the curvature is h = S⁺/n⁺ − w S⁻/n⁻. S⁺ sums
+    the second derivatives of ½ ‖n_a − n_b‖² over positive pairs, S⁻ over negative pairs inside the margin.
 
     `fix="fixed"` takes second derivatives by each item, with the other item fixed. "full" adds the cross terms.
     "positive" is "full" without negative pairs. "projected" takes the positive part of each item's "fixed" curvature,
-    so no entry is clipped later; its only term is averaged over the positive pairs.
+    so no entry is clipped later; this single term is averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 

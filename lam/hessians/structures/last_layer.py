@@ -272,8 +272,8 @@ class LowRank(Structure):
     """h ⊗ (V diag(λ) Vᵀ + diag(δ)): a `Kron` that approximates A, the mean of φφᵀ, by a sketch A Ω and a diagonal.
 
     Ω has J columns. V and λ are the eigenvectors and eigenvalues of the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ.
-    This never exceeds A, so δ, the rest of A's diagonal, is not negative. Sketches with the same Ω can be added and
-    subtracted, because they are linear in A. A sketch takes F J numbers instead of F².
+    The approximation never exceeds A, so δ, the rest of A's diagonal, is not negative. Sketches with the same Ω can be
+    added and subtracted, because they are linear in A. A sketch takes F J numbers instead of F².
 
     Source: Tropp, Yurtsever, Udell and Cevher (2017), algorithm 3.
 
@@ -344,7 +344,7 @@ class LowRank(Structure):
     @cached_property
     def factor(self) -> Float[Tensor, "F J"]:
         """V diag(λ)^½, a root of the Nyström approximation."""
-        # The shift keeps the core positive definite under rounding; λ subtracts it (algorithm 3 of the source).
+        # The shift keeps the core positive definite under rounding; λ subtracts it (algorithm 3 of Tropp et al.).
         probes, sketch = self.probes.double(), self.sketch.double() / self.n_items
         shift = torch.finfo(self.probes.dtype).eps * torch.linalg.matrix_norm(sketch)
         shifted = sketch + shift * probes

@@ -281,7 +281,7 @@ class LayersCurvature(SummedCurvature):
 class LayersDiagonal(LayersCurvature):
     """The diagonal of Σ_a J_aᵀ H_a J_a, exactly.
 
-    BackPACK's `DiagGGNExact` computes the same from symmetric factors of H_a (tests/hessians/test_layers.py). This
+    BackPACK's `DiagGGNExact` computes this diagonal from symmetric factors of H_a (tests/hessians/test_layers.py). This
     class works for any layer in any network, by D backward passes.
 
     Attributes:
@@ -323,7 +323,7 @@ class LayersKron(LayersCurvature):
 
     A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az. B is Σ_t w_t S_t/n_t with
     S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az. g_az are the derivatives of the network's outputs by the layer's output at z.
-    For a last layer with one place, this equals `Kron`. Places of a convolution are assumed uncorrelated and alike.
+    For a last layer with one place, B ⊗ A equals `Kron`. It assumes that places are alike and not correlated.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 

@@ -78,13 +78,13 @@ def load(
     Args:
         name: one of `DATASETS`, such as "digits" or "folder"; docs/reference/methods.md has the layout of each.
         root: folder or file of the data. digits, docstrings and spots take no root; folder, places and texts need it;
-            all others have a default.
+            other data sets have a default.
         seed: seed of every random choice.
         preprocessing: a `Preprocessing` of images, or a dict of the fields that differ from ImageNet's preprocessing,
             such as {"size": 32}. Each data set has its default.
         options: arguments of the data set's loader: for cub200 and cars196, `HalvedClasses.splits`, and for
             lfw, `faces`, in `lam.datasets.by_class`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
-            `lam.datasets.small_images`; for clinc150 and banking77, a function in `lam.datasets.intents`; for others,
+            `lam.datasets.small_images`; for clinc150 and banking77, a function in `lam.datasets.intents`; otherwise,
             `splits` in the module of the same name. For texts, options are fields of `lam.datasets.texts.TextOptions`.
 
     Raises:

@@ -1,7 +1,7 @@
 """CUB-200-2011, Stanford Cars and Labeled Faces in the Wild, in the layouts of their authors, split by class.
 
 Images are not cropped to bounding boxes, as in Warburg et al. (2023). The authors' splits of birds and cars are
-ignored, because both of their parts hold every class. Tested on generated files in these layouts, not on the original
+ignored, because both of their parts hold every class. Tests use generated files in these layouts, not the original
 files.
 
 Caltech-UCSD Birds-200-2011 has 11,788 photographs of 200 species:

@@ -8,7 +8,7 @@
 
 Single images are retrieved, not sequences (seq_info.csv). Panoramas are left out, as in the authors' code. Positions
 in the authors' test cities (`UNPUBLISHED`) are not published. So `TEST` holds the authors' validation cities, as in
-most papers, and `VALIDATION` holds two of their training cities. Tested on generated files in this layout, not on the
+most papers, and `VALIDATION` holds two of their training cities. Tests use generated files in this layout, not the
 original files.
 """
 

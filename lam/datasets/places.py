@@ -11,7 +11,7 @@ The table is places.csv in the folder. Its first line names the columns; all col
     split                   optional: train, validation (or val, valid, dev) or test (or eval)
     angle                   optional: compass angle in degrees, empty if unknown; read with angles=True
 
-Tested on generated files.
+Tests use generated files.
 """
 
 from collections import Counter

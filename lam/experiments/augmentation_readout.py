@@ -35,7 +35,7 @@ class AugmentationReadout(ImageExperiment):
     """Each loss trains a network on two views of each image; then linear classifiers read classes and augmentations.
 
     A view is a crop with another brightness and contrast. For each kind of augmentation, about half of the images are
-    augmented at severity 3, and a classifier finds them; chance is 0.5. Two kinds, `blur` and `saturate` (only for
+    augmented at severity 3, and a classifier tells which; chance is 0.5. Two kinds, `blur` and `saturate` (only for
     colour images), are not part of the views. Features are the inputs of the network's last layer; the projection is
     the output of that layer. `unnormalised` is `aninfonce` without normalisation of the outputs.
 

@@ -40,7 +40,7 @@ class ExplicitConcentration(ImageExperiment):
     Then the network is frozen. Its features train a linear classifier, and 20 neighbours vote. For each kind of
     corruption, the table has the rank correlation of mean κ with severities 0 to 5; −1 is best. A linear classifier on
     the mean directions answers, and −κ detects its wrong answers (AUROC, and the p-value of the Mann-Whitney test).
-    `outlyingness` separates outsiders from test images (AUROC).
+    `outlyingness` separates OOD images (outsiders) from test images (AUROC).
 
     The authors use ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; this experiment lacks changes of
     colour, flips and frost. For outsiders, they use the features of another network, trained with labels.

@@ -43,7 +43,7 @@ class Decoder(nn.Module):
 
 
 def trained_decoder(pixels: Float[Tensor, "O I"], dimension: int, epochs: int, generator: torch.Generator) -> Decoder:
-    """Train encoder and decoder on images with the evidence lower bound; return the decoder.
+    """Train an encoder and a decoder of images by the evidence lower bound; return the decoder.
 
     Args:
         pixels: images, in [0, 1].

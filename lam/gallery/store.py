@@ -315,7 +315,7 @@ class ItemStore:
         """Apply operations in one transaction: on return the changes are on disk; after an error nothing has changed.
 
         An item replaces an item with the same id and other content. Deleting a missing id has no effect. A refused
-        operation does not stop the others. The log holds deleted items until `erase_log`. `facts` holds values to
+        operation does not stop other ones. The log holds deleted items until `erase_log`. `facts` holds values to
         store by name.
 
         Returns:

@@ -98,7 +98,7 @@ def judge_each(
     All hits of a label have the same P(right). For the label of the first hit, P(right) is the calibrated probability.
     A later label is right only if all earlier labels are wrong. So its P(right) has two factors: 1 − Σ P(right) over
     the earlier labels, and the calibrated probability of a search without the hits of these labels. A hit without a
-    label counts as a label of its own.
+    label counts as the only hit of a label.
 
     Args:
         calibration: calibration of the encoder on the gallery.

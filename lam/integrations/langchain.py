@@ -47,7 +47,7 @@ class LamVectorStore(VectorStore):
     Args:
         embedding: `LamEmbeddings`; with other embeddings, the store gives no probabilities.
         calibration: calibration of the encoder on a gallery like this store; None for a store without probabilities.
-        label: the metadata field with a document's label; a document without it counts as a label of its own.
+        label: the metadata field with a document's label; a document without this field has a label of its own.
     """
 
     def __init__(self, embedding: Embeddings, calibration: Calibration | None = None, *, label: str = "label") -> None:

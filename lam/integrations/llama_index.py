@@ -56,7 +56,7 @@ class LamPostprocessor(BaseNodePostprocessor):
         top_n: greatest number of nodes to return.
         gallery_size: number of nodes in the index; None for the size at the calibration, or
             the number of retrieved nodes if that is larger.
-        label: the metadata field with a node's label; a node without it counts as a label of its own.
+        label: the metadata field with a node's label; a node without this field has a label of its own.
         on_unknown: chooses between all nodes, no nodes and an `UnknownQueryError` if the decision is not `match`.
         n_samples: as in `Encoder.embed`.
     """

@@ -30,7 +30,7 @@ class KappaModule(Module):
             head takes these embeddings, such as with `head="identity"`.
 
     Raises:
-        ValueError: for an encoder without a posterior over one last layer, or with a head inside a model.
+        ValueError: for an encoder without a posterior over one last layer, or whose head is a layer of the model.
     """
 
     def __init__(self, encoder: BayesianEncoder) -> None:

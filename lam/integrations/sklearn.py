@@ -44,7 +44,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         random_state: seed of the split, of training and of the samples.
 
     Attributes:
-        encoder_: the `lam.BayesianEncoder`; `encoder_.embed(torch.from_numpy(X))` has direction and κ of each row.
+        encoder_: the `lam.BayesianEncoder`; `encoder_.embed(torch.from_numpy(X))` gives direction and κ of each row.
         offset_: threshold on `score_samples`; a row with a lower score is an outlier.
         flag_rate_: the promised rate: the larger of `flag_rate` and the least rate that the held-out rows allow.
 

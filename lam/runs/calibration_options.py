@@ -47,7 +47,7 @@ class CalibrationOptions:
         share_of_strangers: assumed share of strangers among future queries, if unlabelled queries do not determine it.
         columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
         data_root: folder of the run's data, if it has moved.
-        reference: number of training items that some scores compare queries with; 0 leaves these scores out.
+        reference: number of training items, which some scores need; 0 leaves these scores out.
         damaged: treatment of damaged image files in these folders; by default an error.
 
     Raises:

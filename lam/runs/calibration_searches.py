@@ -77,7 +77,7 @@ class Known:
         gallery: the kind of gallery, `index` or `held-out`.
         searches: hits of the queries.
         verifier: distinguishes pairs of one class from other pairs; None if all pairs are of one kind.
-        reference: training items that some scores compare queries with; None if these scores are not used.
+        reference: training items, which some scores need; None if these scores are not used.
     """
 
     images: Dataset

@@ -60,7 +60,7 @@ class Responder:
     ) -> list[Verdict]:
         """The verdict on each query from its hits in `part` (None: the whole gallery); empty without a calibration.
 
-        All queries must have features, or all must lack them. One call for all queries is ten times as fast.
+        Either all queries have features, or no query has. One call for all queries is ten times as fast.
         """
         if (calibration := self._calibration_of(part)) is None:
             return []
@@ -135,7 +135,7 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> models.SearchResponse:
-        """`answer` with groups instead of hits; for a `match`, items with the first hit's label are accepted.
+        """`answer` with groups instead of hits; for the decision `match`, items of the first hit's label are accepted.
 
         `answer` must hold the first hit. Items that were deleted since the search are left out.
         """

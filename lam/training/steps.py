@@ -29,7 +29,7 @@ class Minibatch:
     """A batch for a step.
 
     Attributes:
-        inputs: (N, ...) inputs on the network's device. With several processes, each has only its part of the inputs,
+        inputs: (N, ...) inputs on the network's device. With several processes, each process has only its part of them,
             but all pairs and targets, and the same generator.
         pairs: pairs of the N items, with at least one positive pair.
         epoch: counted from 0.

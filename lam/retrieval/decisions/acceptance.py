@@ -70,10 +70,10 @@ class Acceptance:
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
-            accept: name of the statistic. The default is `probability`, or the best single score if only 1 to 9 first
-                hits are right. It is also the best score if this score has an AUROC that is greater by more than a
-                standard error, for right first hits against strangers and queries without a match. A score is left out
-                if over 10 % of strangers or of queries without a match tie at its best value.
+            accept: name of the statistic. The default is `probability`, but the best single score if only 1 to 9 first
+                hits are right, or if its AUROC is greater by more than a standard error. The AUROC compares right first
+                hits with strangers and queries without a match. A score is left out if over 10 % of strangers or of
+                queries without a match tie at its best value.
             of_strangers: whether the bound is for strangers; if not, for queries searched without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; the bound is then for a random item of a new class.

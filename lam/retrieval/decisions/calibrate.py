@@ -57,7 +57,7 @@ class CalibrationData:
             only with reference items of other classes.
         gallery_labels: (G,) labels of the gallery items.
         reference: features of known items.
-        strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
+        strangers: queries of classes that the gallery does not hold; by default `queries`, without their matches.
         mixture: unlabelled queries; used for P(known) if they clearly include both known queries and strangers.
 
     Raises:

@@ -80,7 +80,7 @@ class UnmatchedQueries:
 
     Attributes:
         mean: (R, D) directions.
-        labels: (R,) the `label_key` of each query's matches, which the search leaves out; −1 if no item can match.
+        labels: (R,) the `label_key` of the matches, which are left out of the hits; −1 if no item can match.
         classes: (R,) classes of strangers, if the promise is about new classes.
     """
 
@@ -209,7 +209,7 @@ class Calibration:
                 answer to a query with an unlabelled hit among its first 50 uses no labels.
             gallery_size: number of items now; by default as in the calibration.
             accept_above: another accept threshold, such as one from a slider.
-            flag_above: another flag threshold, −κ for the flag `kappa`; not used if another flag replaces `flag`.
+            flag_above: another flag threshold, in −κ for the flag `kappa`; no effect if a substitute replaces the flag.
 
         Raises:
             ValueError: as for `scores`; also for a threshold that is NaN, or too few hits per query.

@@ -92,7 +92,7 @@ class ConformalScores:
         describes the spread.
 
         With classes, F_c(t) is the share of class c's scores above t, and the threshold t is the least calibration
-        score with (1 + Σ_c F_c(t))/(C + 1) ≤ target. Proof: let a new class C + 1 be exchangeable with the others. Let
+        score with (1 + Σ_c F_c(t))/(C + 1) ≤ target. Proof: let a new class C + 1 be exchangeable with these C. Let
         G(t) be the mean of F_c(t) over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order
         of classes. So a random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and
         t ≥ t*, because F_(C+1) ≤ 1. The promise holds for any sizes of classes, in the mean over new classes: some

@@ -130,7 +130,7 @@ def substitute(flag: str, missing: Missing, components: Sequence[str] = (), know
     """The flag, or its substitute if the flag needs the missing evidence.
 
     Without features or labels, the substitute is the mean cosine of the hits. Without hits, the substitute is κ, or the
-    k-NN distance if the flag is `combined` and the calibration knows `knn`.
+    k-NN distance if the flag is `combined` and `known` includes `knn`.
 
     Args:
         flag: the flag of the calibration.

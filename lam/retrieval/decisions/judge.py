@@ -1,6 +1,6 @@
 """`judge` decides on hits of any vector store; `calibrate_vectors` learns the calibration from the store's vectors.
 
-The hits must obey these rules, because thresholds and probabilities are learnt from cosines of exact searches:
+The hits must meet these conditions, because thresholds and probabilities are learnt from cosines of exact searches:
 
 - Vectors are `Embeddings.mean`, by the same encoder as for the queries, and with the same number of samples, if any.
 - Scores are cosines, best first; convert other scores. pgvector (`<=>`) and Chroma (space `cosine`) give

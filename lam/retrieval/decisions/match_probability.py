@@ -63,7 +63,7 @@ class OneClassModel:
     known. It also leaves out `cosine` and `cosine_spread`, which depend most on the first hit. Queries like the
     calibration queries have a mean P(known) of about 0.99.
 
-    If a query is stranger than all N calibration queries, p is 1/(N + 1), multiplied by the greatest odds among the
+    If a query is more unusual than all N calibration queries, p is 1/(N + 1), multiplied by the greatest odds among the
     calibration queries and divided by the query's odds. So P(known) of very unusual queries is near 0 for any N.
 
     A query that is itself a training or gallery item differs from the calibration queries in most scores. So P(known)

@@ -145,7 +145,7 @@ def _two_valued(won: np.ndarray, level: float | np.ndarray, odds: np.ndarray) ->
 
 
 def online_p_value(counts: Int64[np.ndarray, " B"], cell: int, uniform: float) -> float:
-    """Smoothed p-value of a score among all scores so far, in cells of a fixed grid; the score then joins the others.
+    """Smoothed p-value of a score among all earlier scores, in cells of a fixed grid; the score is then counted, too.
 
     p = (#{earlier above} + U · (1 + #{earlier equal}))/(n + 1) for n earlier scores and a uniform U. For exchangeable
     scores of any distribution, even with ties, the p-values are independent and uniform. So scores in one cell of the

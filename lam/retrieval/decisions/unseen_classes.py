@@ -20,9 +20,9 @@ from torch import Tensor
 class UnseenClasses:
     """p-values of "a new item's class is new" and of "its class is in the gallery", learnt from N gallery items.
 
-    Exactly one of the two hypotheses is true. If the p-value of one is at most a level α, the answer is the other. At
-    most a share α of all items gets a false answer, in the mean over galleries and new items, for any N and any sizes
-    of classes. With M classes of one item, the p-value of "new" is at least 1/(M + 1).
+    Exactly one of the two hypotheses is true. If the p-value of one is at most a level α, the answer is the other one.
+    At most a share α of all items gets a false answer, in the mean over galleries and new items, for any N and any
+    sizes of classes. With M classes of one item, the p-value of "new" is at least 1/(M + 1).
 
     Source: Xie, Zhou, Liang, Favaro and Sesia (2025), arXiv 2510.13037; Good (1953). The p-value of "in the gallery",
         for all classes at once, follows from the same exchangeability: among the N + 1 items, all items that are alone
@@ -61,8 +61,8 @@ class UnseenClasses:
     def p_new(self, scores: Float[Tensor, " Q"], nearest: Int[Tensor, "..."]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a new class": small means that its class is in the gallery.
 
-        p = (1 + A)/(M + 1). M gallery items are single, the only ones of their class. A of them are at least as near to
-        another item (`left_out`), or to the new one, as the new item is to the gallery. For exchangeable items,
+        p = (1 + A)/(M + 1). M gallery items are alone in their class. A of these are at least as near to another
+        item, new or in the gallery (`left_out`), as the new item is to the gallery. For exchangeable items,
         P(p ≤ α | its class is new) ≤ α.
 
         Args:

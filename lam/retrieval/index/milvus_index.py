@@ -190,7 +190,7 @@ class MilvusIndex:
     ) -> Hits:
         """The k ≤ `MOST_HITS` items of highest cosine for each query; arguments and errors as for `Index.search`.
 
-        `HNSW` may miss neighbours. All queries get the same number of hits: the least number found for one query.
+        `HNSW` may miss neighbours. All queries get the same number of hits: the least number found for any query.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:

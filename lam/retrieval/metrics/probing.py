@@ -92,7 +92,7 @@ def knn_accuracy(
 
 
 def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
-    """Agreement of C classes with C clusters by Ward's method, which takes 4 N² bytes of memory.
+    """Agreement of C classes with C clusters by Ward's method, which takes 4 N² bytes for N items.
 
     None for fewer than two classes, or if every item has a class of its own.
 

@@ -70,7 +70,7 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
 
 def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """(Q + 1,) numbers of selected queries among the 0, 1 … Q most certain, float64, on the CPU.
+    """(Q + 1,) numbers of selected queries among the 0, 1 … Q most certain queries, float64, on the CPU.
 
     In a tie, each query counts as the mean of the tied queries.
     """

@@ -215,7 +215,7 @@ class GaussianEncoder(TwoHeadedEncoder):
 
     Retrieval compares the directions of μ. Samples μ + σ ε are projected to the sphere, and κ follows from their
     unbiased mean resultant length (Sra 2012). All inputs share the noise ε, so κ is the same in any batch. `variance`
-    is Σ_d σ_d². Only joint samples have other noise for each item, from the seed and the item's position in the pass.
+    is Σ_d σ_d². In joint samples, each item has its own noise, from the seed and the item's position in the pass.
 
     Args:
         uncertainty: maps the inputs of the network's head to log variances (N, D).

@@ -40,7 +40,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
     Args:
         folder: folder of the encoder.
         network: a network of the same architecture, if lam cannot rebuild it by name; the saved weights and their types
-            replace its own. Parallel modules and averaged models are unwrapped, as in `lam.fit`.
+            replace the network's. Parallel modules and averaged models are unwrapped, as in `lam.fit`.
 
     Raises:
         CorruptFileError: if a file is missing, truncated or altered; the error names it.

@@ -57,7 +57,7 @@ class LabelRelation:
 
 
 class NeighbourRelation:
-    """As `LabelRelation`, with lists of near pairs, positive or neither positive nor negative; others are negative."""
+    """As `LabelRelation`, for lists of positive pairs and of pairs that are neither; other pairs are negative."""
 
     labels = None
 

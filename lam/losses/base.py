@@ -60,7 +60,7 @@ class Loss(ABC):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss with the settings of a configuration; its constructor need not take all of them.
+        """The loss with settings of a configuration; the constructor need not take all settings.
 
         Args:
             margin: in (0, 2].

@@ -66,7 +66,7 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the loss's curvature by the means, or of a similar curvature, for items with this κ."""
+        """Name and settings of the curvature with respect to the means at this κ, or of a similar curvature."""
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...
@@ -199,7 +199,7 @@ class ELK(DistributionLoss):
         self.kappa_pos = kappa_pos
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE at 1/τ = κ κ_pos/2, a close pair's derivative of similarity by cosine at large κ."""
+        """The curvature of InfoNCE; 1/τ = κ κ_pos/2 is the slope of similarity over cosine for close pairs, κ large."""
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -205,10 +205,10 @@ class AnInfoNCE(TrainableLoss):
 class VarCon(TrainableLoss):
     """Mean over items of KL(q ‖ p) − log p_r, with r the item's class.
 
-    p is the softmax of z·w_c/τ₁ over the classes c of the batch. z is the embedding; the `class_centroids` w_c have no
-    gradient. In the target q, class r has odds e^(1/τ₂) against each other class, with τ₂ = (τ₁ − ε) + 2ε p_r. If
-    ε > 0, an item with a larger p_r has a softer target. Training learns ρ in ε = τ₁ tanh ρ, so ε lies within ±τ₁, and
-    τ₂ is positive. If a miner chose pairs, the mean is over the items in these pairs; centroids are means of all items.
+    p is the softmax of z·w_c/τ₁ over the classes c of the batch. z is the embedding; w_c are the `class_centroids`,
+    without gradient. In the target q, class r has odds e^(1/τ₂) against each other class, with τ₂ = (τ₁ − ε) + 2ε p_r.
+    If ε > 0, an item with a larger p_r has a softer target. Training learns ρ in ε = τ₁ tanh ρ, so ε lies within ±τ₁,
+    and τ₂ is positive. If a miner chose pairs, the mean is over the items in these pairs; centroids are of all items.
 
     Source: Wang et al. (2025), "Variational supervised contrastive learning", equations 7 to 13 and appendix C.1. In
     figure 3b, a fixed ε = 0.02 is best at τ₁ = 0.1.

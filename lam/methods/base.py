@@ -32,7 +32,7 @@ Refit = Callable[["Method"], Encoder]
 
 
 class Trained(NamedTuple):
-    """A fitted encoder and its training.
+    """A fitted encoder, and how its training went.
 
     Attributes:
         encoder: the encoder, in evaluation mode.

@@ -207,7 +207,7 @@ class Mcinfonce(ConcentrationMethod):
 
     Attributes:
         kappa_pos: concentration of one latent variable of a positive pair around the other.
-        learn_kappa_pos: learn `kappa_pos` with the network; in phases it is fixed while the head is trained.
+        learn_kappa_pos: learn `kappa_pos` with the network; with "phases", it is fixed while the head is trained.
         n_samples: samples of each item in a step.
         n_negatives: negatives of each anchor, drawn from the batch; None for all.
     """

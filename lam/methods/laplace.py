@@ -28,7 +28,7 @@ DIMENSION = 64
 BATCH_SIZE, LEARNING_RATE = 256, 1e-2
 MOST_EPOCHS, MOST_STEPS = 50, 1000
 HELD_OUT, MOST_HELD_OUT = 0.1, 1000
-"""Share and largest number of the held-out items, which choose the epoch."""
+"""Share and largest number of held-out items; the epoch of their lowest loss is kept."""
 
 KRON_WIDTH = 4096
 """Largest number of inputs or outputs for `kron` by default. Wider factors take minutes to decompose."""
@@ -48,7 +48,7 @@ def train_layer(
     """Train a linear layer on features by the contrastive loss, starting from `whitening_layer`.
 
     Warburg et al. (2023) add no layer. The settings were chosen on sentence embeddings: Adam at 1e-2, batches of 256,
-    1,000 steps, at most 50 epochs. 10 % of the items, at most 1,000, are held out and choose the epoch by their loss.
+    1,000 steps, at most 50 epochs. 10 % of the items, at most 1,000, are held out to choose the epoch by loss.
     If these or the other items lack positive or negative pairs, the layer learns from all items until the last epoch.
 
     Args:

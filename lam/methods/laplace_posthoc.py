@@ -51,7 +51,7 @@ class LaplaceMethod(Method):
     Attributes:
         tune: choice after training: `calibration` chooses the likelihood scale s on held-out data,
             `marginal_likelihood` chooses the prior precision α, `none` chooses nothing.
-        tune_step: with `marginal_likelihood`, size of a single step of log α; by default, α goes to the maximum.
+        tune_step: with `marginal_likelihood`, size of a single step of log α; by default, α has the greatest evidence.
         mean: the direction of an embedding: `network` or, as in Warburg et al., `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, a mapping of name and settings, such as {name: supcon, split:
             outputs}, or an object of `lam.hessians`. Missing settings, such as a temperature, come from the training

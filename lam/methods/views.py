@@ -32,7 +32,7 @@ class ViewsMethod(ConcentrationMethod):
 
     Attributes:
         weight: weight λ_a of the alignment.
-        regulariser: "square", λκ², or "likelihood", κ − (D − 1)/2 log κ.
+        regulariser: "square" (λκ²) or "likelihood" (κ − (D − 1)/2 log κ).
         decay: λ of "square".
         crop_scale: least share of an image's area that a view shows.
         flip: probability that a view is mirrored; leave 0 if left and right differ in meaning.

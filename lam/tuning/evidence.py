@@ -6,7 +6,7 @@ from lam.posteriors import Posterior
 from lam.utils.checks import check_positive
 
 _WITHIN = 1e-7, 1e7
-"""α of a posterior with a best prior; `Posterior.with_best_prior` searches ten times as far on both sides."""
+"""Range of α that counts as a maximum; `Posterior.with_best_prior` searches ten times as far on both sides."""
 
 
 def tune_prior(posterior: Posterior, step: float | None) -> Posterior:

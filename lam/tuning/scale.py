@@ -211,11 +211,11 @@ def calibrate_scale(
 
 
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
-    """The best of `others` by log score, or `old` if no other is good enough; all are tuned on the same data.
+    """The best of `others` by log score, or `old` if none of these is good enough; all are tuned on the same data.
 
-    Posteriors with most of their variance from clipped weights are excluded. `old` stays if no other is left, or if the
-    best other scores worse by more than the standard error. But without positive curvature, `old` equals the prior, so
-    the best other always replaces it. `Tuning.replaced` records the old curvature.
+    Others with most of their variance from clipped weights are excluded. `old` stays if all others are excluded, or if
+    the best other scores worse than `old` by more than the standard error. But without positive curvature, `old` equals
+    the prior, so the best other always replaces it. `Tuning.replaced` records the old curvature.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
@@ -300,7 +300,7 @@ def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
 
 
 def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
-    """A warning with the main reason why κ says little, or None; `others` says if other curvatures were tried, too."""
+    """A warning with the main reason why κ says little, or None. With `others`, other curvatures were tried, too."""
     if tuning.clipped_share > CLIPPED_LIMIT:
         clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
         if others:

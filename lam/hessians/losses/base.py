@@ -176,7 +176,7 @@ class Curvature(ABC):
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> SliceableItems:
-        """H_a of each item over every pair of a data set.
+        """Curvature with respect to the output of each item, over every pair of a data set.
 
         Args:
             n, r: as for `diagonal`.

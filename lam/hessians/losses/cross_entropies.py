@@ -68,7 +68,7 @@ class SupConCurvature(SoftmaxCurvature):
         """Second derivatives by an anchor and its candidate, and by two candidates of one anchor.
 
         `lam.hessians.losses.softmax` defines ω, ε and η. For output i let x_ab = ∂z_ab/∂f_a,i and w_ab = ∂z_ab/∂f_b,i.
-        With e_a = Σ_b ε x, h_a = Σ_b η x, E_a = Σ_b ε w φ_b and H_a = Σ_b η w φ_b, the sum is
+        With e_a = Σ_b ε x, h_a = Σ_b η x, E_a = Σ_b ε w φ_b and H_a = Σ_b η w φ_b, the sum at the logits is
         Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
         """
         items = self.of_batch(n, r, pairs)

@@ -73,7 +73,7 @@ class Moments(NamedTuple):
 class SoftmaxCurvature(SummedByPartners):
     """Base of curvatures of losses with a softmax over candidates; see the module.
 
-    A subclass implements `normaliser`, `sums` and `derivatives`; and `similarity`, unless its logits are
+    A subclass implements `normaliser`, `sums` and `derivatives`; also `similarity` if its logits are not
     cosine/temperature.
 
     `fix="fixed"` differentiates the loss of each anchor by the anchor's output, with the candidates fixed. "full" also

@@ -321,7 +321,7 @@ class LayersDiagonal(LayersCurvature):
 class LayersKron(LayersCurvature):
     """B ⊗ A for each layer, where a layer applies one matrix at Z places z of its input.
 
-    A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az. B is Σ_t w_t S_t/n_t with
+    A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az at z. B is Σ_t w_t S_t/n_t with
     S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az. g_az are the derivatives of the network's outputs by the layer's output at z.
     For a last layer with one place, B ⊗ A equals `Kron`. It assumes that places are alike and not correlated.
 

@@ -1,6 +1,6 @@
 """A read-only gallery: beside a process that writes it, or in a folder that nobody can write.
 
-A `Snapshot` holds the items of one moment, a `Replica` follows the writer.
+A `Snapshot` holds the items of one moment; a `Replica` follows the writer.
 Beside a writer, a replica searches the writer's Milvus collection. At each request, it reads the store with all changes
 that the writer has acknowledged. SQLite's log needs memory that the processes share, so replicas must run on the
 machine of the writer. They cannot read the store through a network file system.

@@ -96,9 +96,9 @@ def judge_each(
     """The decision on a query, and P(right) of each of its first k hits.
 
     All hits of a label have the same P(right). For the label of the first hit, P(right) is the calibrated probability.
-    A later label is right only if all earlier labels are wrong. So its P(right) has two factors: 1 − Σ P(right) over
-    the earlier labels, and the calibrated probability of a search without the hits of these labels. A hit without a
-    label counts as the only hit of a label.
+    A later label is right only if all earlier labels are wrong. So P(right) of a later label has two factors: 1 − Σ
+    P(right) over the earlier labels, and the calibrated probability of a search without the hits of these labels. A hit
+    without a label counts as the only hit of a label.
 
     Args:
         calibration: calibration of the encoder on the gallery.

@@ -29,9 +29,9 @@ _SAME, _ROUNDING = 1e-6, 1e-8  # tolerances for equal directions, and for rounde
 class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
     """Detect rows whose direction is unlike the training data; at most a promised share of usual rows is flagged.
 
-    A part of the rows is held out. `offset_` is the conformal threshold on their scores: a new row from the same source
-    is flagged with a probability of at most `flag_rate_`, for any distribution. The Laplace posterior is fitted to
-    pairs of rows with equal labels. Without labels, or if all labels are equal or all differ, near rows are pairs.
+    Scores of a held-out part of the rows determine `offset_`, a conformal threshold: a new row from the same source is
+    flagged with a probability of at most `flag_rate_`, for any distribution. The Laplace posterior is fitted to pairs
+    of rows with equal labels. Without labels, or if all labels are equal or all differ, near rows are pairs.
 
     Args:
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the

@@ -243,7 +243,7 @@ def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> Emb
     """The authors' network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
 
     The paper states the channels (32, 64, 64), a pooling of 2 after the second convolution, and 9,216 features. This
-    implies 3 × 3 filters without padding. The text says one colour channel, but CIFAR-10 has three. The authors' code
+    implies 3 × 3 filters without padding. The paper says one colour channel, but CIFAR-10 has three. The authors' code
     also pools after the first convolution and has 1,024 features; lam follows the text.
 
     Source: Warburg et al. (2023), appendix G.2.

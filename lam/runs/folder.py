@@ -1,6 +1,6 @@
 """The folder of a run: settings, fingerprints of the data, and whether the run is finished.
 
-`lam.runs.run` lists the contents of the folder, `lam.runs.finished` reads them.
+`lam.runs.run` lists the contents of the folder, and `lam.runs.finished` reads them.
 """
 
 import hashlib

@@ -88,7 +88,7 @@ class Responder:
         verdict: Verdict | None = None,
         vectors: Mapping[int, bytes] | None = None,
     ) -> models.SearchResponse:
-        """Answer a search of a gallery of this size.
+        """Answer a search of a gallery of `size` items.
 
         Args:
             search, query: the search, and its query (`Search.read`).

@@ -1,7 +1,7 @@
 """The runs of one service: the application of each run (routes, schema, page, errors), and the replacement of runs.
 
 `lam.service.limits` checks requests first. Names and ranges of parameters come from the OpenAPI schema, so the service
-allows exactly the published ones.
+allows exactly the published parameters.
 """
 
 import asyncio

@@ -31,7 +31,7 @@ class Batches(data.Dataset):
 
     Args:
         dataset: data set of (input, label, ...), with a length.
-        batch_size: items in a batch; the last one may be smaller.
+        batch_size: items in a batch; the last batch may be smaller.
         seed: seed of the run.
         epoch: counted from 0.
         process: rank of the process and number of processes. Each process reads a part of every batch. In order of

@@ -2,8 +2,8 @@
 
 A single score, such as the cosine of the first hit, is not learnt from the calibration data. So its threshold keeps the
 target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data, so they are split into
-folds. Each calibration query gets its probability from a function learnt on the other folds, and a new query from a
-function learnt on all folds. This is a form of cross-conformal prediction.
+folds. Each calibration query gets its probability from a function learnt on the other folds. For a new query, this
+function is learnt on all folds. This is a form of cross-conformal prediction.
 
 The rate of false accepts is at most the target if leaving out a fold changes no decision. (If each new query used the
 functions of all folds in turn, the rate would be at most twice the target for any distribution; Vovk 2015; Barber,
@@ -71,9 +71,9 @@ class Acceptance:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
             accept: name of the statistic. The default is `probability`, but the best single score if only 1 to 9 first
-                hits are right, or if its AUROC is greater by more than a standard error. The AUROC compares right first
-                hits with strangers and queries without a match. A score is left out if over 10 % of strangers or of
-                queries without a match tie at its best value.
+                hits are right, or if its AUROC exceeds the probability's by over a standard error. The AUROC is for
+                right first hits against strangers and queries without a match. A score is left out if over 10 % of
+                strangers or of queries without a match tie at its best value.
             of_strangers: whether the bound is for strangers; if not, for queries searched without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; the bound is then for a random item of a new class.

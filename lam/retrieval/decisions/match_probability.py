@@ -1,7 +1,7 @@
 """`MatchProbability`: P(the first hit is right) of a query that may have no match in the gallery.
 
-A query is known if the gallery holds a match. `OneClassModel` learns P(known) from known queries alone, `DensityRatio`
-also from strangers, or from an unlabelled mixture, such as the queries of a service.
+A query is known if the gallery holds a match. `OneClassModel` learns P(known) from known queries alone; `DensityRatio`
+also learns from strangers or from an unlabelled mixture, such as the queries of a service.
 """
 
 import math

@@ -46,7 +46,7 @@ class RankOdds:
     Attributes:
         values: values of the score at the knots, rising.
         odds: log odds at the knots, rising.
-        spread: interquartile range of the score; if 0, the standard deviation; if both are 0, 1.
+        spread: interquartile range of the score; if 0, the standard deviation; 1 if both are 0.
     """
 
     values: tuple[float, ...]
@@ -98,7 +98,7 @@ class SoftScale:
 
     Attributes:
         median: median of the score.
-        spread: interquartile range; if 0, the standard deviation; if both are 0, 1.
+        spread: interquartile range; if 0, the standard deviation; 1 if both are 0.
     """
 
     median: float

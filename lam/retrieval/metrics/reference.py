@@ -225,7 +225,7 @@ class Reference:
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
     """1 − cosine between an item's features and the k-th nearest reference features.
 
-    It is computed as ½ ‖u − v‖² for unit vectors u and v, in float64, because 1 − cosine loses digits near cosine 1.
+    For unit vectors u and v, it equals ½ ‖u − v‖², which keeps the digits that 1 − cosine loses near cosine 1.
 
     Source: Sun, Ming, Zhu and Li (2022).
     """

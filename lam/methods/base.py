@@ -107,7 +107,7 @@ class Method(ABC):
         Args:
             encoder: the encoder that `train` returned.
             held_out: items with labels or positions.
-            refit: fits another method to the same network and data; None if the data are missing.
+            refit: function that fits another method to this network and data; None if the data are missing.
             progress: show progress bars on standard error.
         """
 

@@ -149,9 +149,9 @@ class KnnDistance(Method):
 class Aninfonce(Deterministic):
     """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
 
-    With M > 1 members, the loss is a sum of M losses. Each member has its own vector Λ and its own kind of crops; later
-    members crop more. A batch holds every image in every kind of crop; both items of a pair have the same kind. The
-    curvature needs a single member, unit embeddings, and entries of Λ above `negatives`.
+    With M > 1 members, the loss is a sum of M losses. Each member has its own vector Λ and its own kind of crops. A
+    batch holds every image in every kind of crop; both items of a pair have the same kind. The curvature needs a single
+    member, unit embeddings, and entries of Λ above `negatives`.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     (hard negatives) and B.2 (ensembles).

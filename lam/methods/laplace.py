@@ -147,11 +147,11 @@ class Laplace:
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers need
             pairs within batches.
         structure: structure of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
-            or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms
-            (derivatives by two items); the others need a `fix` of "fixed" or "projected". `ekfac` reads the features
-            twice, from a temporary file. The default is `kron`; it is `diag` for several layers, for more than 4,096
-            inputs or outputs, and for a curvature that has cross terms or no `matrices` method.
-        predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
+            or `low_rank`; several layers take `diag` or `kron`. Curvatures with cross terms (derivatives by two items)
+            need `diag` and `layers="last"`. `ekfac` reads the features twice, from a temporary file. The default is
+            `kron`; it is `diag` for several layers, for more than 4,096 inputs or outputs, and for a curvature that has
+            cross terms or no `matrices` method.
+        predictive: for several layers: outputs `linearised` in the weights (default), or `sampled` networks.
         max_memory: limit in bytes for the sums of the structure; with several layers, for the total of these sums, one
             batch and one item. To embed, S sampled networks take S times the memory of the layers' weights.
         rank: for `low_rank`: largest rank of the input factor; 256 by default.

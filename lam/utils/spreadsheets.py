@@ -15,7 +15,7 @@ _ROWS = 64  # rows unpacked at once: few, because a small file may hold a long t
 
 
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
-    """The non-empty rows of the first sheet with their numbers, padded to the width of the first row.
+    """Number and values of each non-empty row of the first sheet, padded to the width of the first such row.
 
     Raises:
         ValueError: If the file is no workbook, unpacks to over 1 GiB, or has a row beyond 2²⁰; or without openpyxl.

@@ -2,7 +2,7 @@
 
 While the circuit is closed, searches and changes go to the server. An error or time-out opens the circuit: searches are
 then refused at once, and changes go to the store only. A thread tries the server at intervals. When the server answers,
-the thread compares keys, updates the collection, and closes the circuit. An outage may outlast the process.
+the thread compares keys, updates the collection, and closes the circuit. An outage may last longer than the process.
 """
 
 import logging

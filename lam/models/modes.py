@@ -1,7 +1,4 @@
-"""Contexts for passes of a network: in evaluation mode, and without torch.compile. Afterwards the network is as before.
-
-The passes themselves are in `lam.models.head`.
-"""
+"""Contexts for passes of a network: in evaluation mode, and without torch.compile. Afterwards it is as before."""
 
 import os
 import threading

@@ -222,7 +222,7 @@ class _RateTest(_Test):
 
 
 class Promise:
-    """Tests of a calibration's promises, with the state `holds`, `in doubt` or `broken`. Not safe for threads.
+    """Tests of a calibration's promises, with the state `holds`, `in doubt` or `broken`. Not thread-safe.
 
     *In doubt*: queries are no longer like the calibration queries. Each κ and each cosine of a first hit gets a p-value
     among the calibration queries and all earlier queries; bets win on small p-values. While queries are exchangeable

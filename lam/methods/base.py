@@ -187,7 +187,7 @@ def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
 
 
 def probe_of(dataset: Any) -> Tensor:
-    """Inputs of the first two items of a data set, not augmented."""
+    """Unaugmented inputs of the first two items of a data set."""
     check_items(dataset)
     plain = without_augmentation(dataset)
     return torch.stack([_input_of(plain[index]) for index in range(min(2, len(plain)))])

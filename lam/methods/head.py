@@ -164,7 +164,7 @@ class LossPrediction(HeadMethod):
 
 @dataclass(frozen=True)
 class Hib(Method):
-    """Hedged instance embeddings: train a network and its uncertainty head together, by a loss of sampled embeddings.
+    """Hedged instance embeddings: train a network and its uncertainty head together, by a loss on sampled embeddings.
 
     Two samples at distance d match with p(match) = sigmoid(b − a d). The loss is a sum: the mean of −log p(match) over
     positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the mean KL divergence of the items'

@@ -68,7 +68,7 @@ class _Redrawn:
 
 @dataclass(frozen=True)
 class LayersPosterior(Posterior):
-    """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
+    """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α; h is diagonal in a basis for each layer.
 
     `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes: f are the trained network's outputs
     and J is their Jacobian by θ. The outputs have covariance J Σ Jᵀ. `sampled` runs S networks with sampled weights.

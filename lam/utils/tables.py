@@ -78,7 +78,7 @@ class Table:
         """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
         The first line of a CSV file names its columns; a line such as `sep=;` may come before it. By default, the
-        separator is a comma, semicolon, tab or bar, whichever fits the first lines; a `Note` names it, except a comma.
+        separator is a comma, semicolon, tab or bar, whichever fits the first lines; a `Note` names any but a comma.
         Blanks around values, empty lines, and final rows without a value are skipped. A JSON file holds a list of
         objects, or tasks of Label Studio. A JSON Lines file holds an object in each line. An .xlsx workbook gives its
         first sheet. Workbooks and Parquet files (.parquet) need the extra `tables`.

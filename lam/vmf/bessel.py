@@ -69,7 +69,7 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Derivative A_D'(kappa): the variance of the cosine of a draw and the mean direction; without further derivatives.
+    """Derivative A_D'(kappa), the variance of the cosine between a draw and the mean direction; not differentiable.
 
     A_D' = 1 - A_D^2 - (D - 1) A_D / kappa. This formula loses digits for large kappa; a recursion replaces it.
 

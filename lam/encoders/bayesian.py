@@ -133,7 +133,7 @@ class BayesianEncoder(Encoder):
 
         `calibration` chooses the s with the best score on held-out in-distribution data; see
         `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` chooses the α with the greatest Laplace evidence,
-        without held-out data. It keeps s: a choice of s would need the normalisers of the loss's densities.
+        without held-out data. s stays: a choice of s would need the normalisers of the loss's densities.
 
         Args:
             held_out: items with labels, outside the test data.

@@ -81,7 +81,7 @@ def evaluate(
 
     Each query searches all other items, unless `HeldOut.is_query` separates queries and gallery. OOD items search the
     same gallery, so that scores of hits, such as the cosine, exist for OOD items too. Metrics such as AUROC are
-    computed for every available score of `lam.retrieval.metrics.scores`. The keys `auroc` and `auprc` mean the
+    computed for every available score of `lam.retrieval.metrics.scores`. The keys `auroc` and `auprc` are for the
     encoder's own score, κ by default. Keys of other scores have a suffix, as in `auroc_variance`; keys of OOD sets
     after the first end in `@name`. If some queries lack a match, `no_match_auprc` measures how well a score finds them.
 

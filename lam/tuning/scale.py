@@ -168,9 +168,9 @@ def calibrate_scale(
     direction. With a fixed `prior_precision`, the posterior's shape depends on s. Then the largest s that scores within
     one standard error of the best is chosen, because its samples differ least from the network.
 
-    The search begins with steps of about a factor of ten. Then it halves the step around the best s, and around both
-    ends of the range within one standard error of the best. All s share the same noise. An s is excluded if κ of a
-    held-out item reaches the upper end of `KAPPA_RANGE`.
+    The search begins with steps of about a factor of ten. Then it halves the step around the best s, and around the
+    smallest and largest s that score within one standard error of the best. All s share the same noise. An s is
+    excluded if κ of a held-out item reaches the upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 

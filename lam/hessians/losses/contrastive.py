@@ -3,9 +3,9 @@
 An output f has length r and direction n = f/r. Two directions with distance d and cosine c have the loss ½ d² = 1 − c.
 The Gauss-Newton curvature linearises the network, but not the loss. The normalisation f/r belongs to the network in the
 split `euclidean`, and to the loss in the split `arccos`. The curvature of a pair has blocks: H11 and H22 hold second
-derivatives by one output, and H12 the cross terms, derivatives by both. The diagonal for a linear layer needs only the
-diagonals of these blocks, such as the entries H12_i. Cross terms take one matmul for each output, or one for each block
-of pairs if this is cheaper. A pair of items a and b has the weight t_ab; φ_aj is input j of the layer for item a.
+derivatives by one output, and H12 holds derivatives by both outputs (cross terms). The diagonal for a linear layer
+needs only the diagonals of these blocks, such as the entries H12_i. Cross terms take a matmul for each output, or for
+each block of pairs if this is cheaper. A pair of items a and b has the weight t_ab; φ_aj is input j of item a.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """

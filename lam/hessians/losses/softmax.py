@@ -2,9 +2,9 @@
 
 Anchor a has the output f_a = r_a n_a, with length r_a and direction n_a. Its logit for a candidate b is
 z_ab = n_a · g_b − β_b. For cosines over a temperature τ, g_b = n_b/τ and β_b = 0. The derivative of z_ab by f_a is
-u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is convex in the logits z_a. Its gradient −t_a and its second derivative
-diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ define t, ω, ε and η. The Gauss-Newton curvature with respect to f_a linearises the
-network, so it depends on where the network ends and the loss begins (the split):
+u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is convex in the logits z_a. The loss's gradient −t_a and second derivative
+diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ by z_a define t, ω, ε and η. The Gauss-Newton curvature with respect to f_a linearises
+the network, so it depends on where the network ends and the loss begins (the split):
 
     at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
                       positive semi-definite

@@ -38,8 +38,8 @@ class Prediction:
     Attributes:
         features: (N, P) inputs of the head.
         embeddings: embeddings of the N inputs.
-        samples: (S, N, D) unit vectors. In samples[s], one sampled network embeds all items, or each item is a draw
-            from its own distribution. None if not requested, or if the method has no samples.
+        samples: (S, N, D) unit vectors. samples[s] are the embeddings of all items by one sampled network, or one draw
+            from each item's distribution. None if not requested, or if the method has no samples.
     """
 
     features: Float[Tensor, "N P"]
@@ -191,7 +191,7 @@ class Encoder(ABC):
 
         Args:
             loader: batches, each with labels or positions.
-            purpose: use of the targets, for the error about a batch without targets.
+            purpose: what needs the targets, for the error about a batch without targets.
             n_samples, joint, progress: as in `predict`.
 
         Raises:

@@ -78,7 +78,7 @@ class SeededEncoder(DeterministicEncoder):
     ) -> Float[Tensor, "S N D"]:
         """Samples of N items. Each item has its own CPU generator, so batches and devices do not change the samples.
 
-        `positions` are the items' positions in the pass, from 0; `draw` takes an item's index among the N.
+        `positions` are the items' positions in the pass, from 0; `draw` takes the index of one of the N items.
         """
         generators = (torch.Generator().manual_seed(derive_seed(self.seed, position)) for position in positions)
         return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)

@@ -95,11 +95,11 @@ class SupCon(TemperatureLoss):
 
 
 class AnInfoNCE(TrainableLoss):
-    """InfoNCE with the similarity −Σ_d Λ_d (x_d − y_d)² of embeddings x and y, with learned Λ_d > 0.
+    """InfoNCE with the similarity −Σ_d Λ_d (x_d − y_d)² of embeddings x and y, with a learned Λ.
 
     If the embeddings are a rotation of the latent variables, Λ_d is the concentration of positive pairs along d. For
     unit embeddings and Λ_d = 1/(2τ), the loss is InfoNCE at temperature τ. Negatives may be drawn near the anchor, with
-    a fixed concentration Λ⁻ > 0. Then the best Λ is Λ⁺ − Λ⁻; the concentration Λ⁺ of positive pairs is learned. An
+    a fixed concentration Λ⁻. Then Λ = Λ⁺ − Λ⁻, where the concentration Λ⁺ > 0 of positive pairs is learned. An
     ensemble sums the losses of M members; each member has its own Λ and its own pairs of the same items.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1

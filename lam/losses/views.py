@@ -157,7 +157,7 @@ class SimSiam(Siamese):
 
 
 class BYOL(Siamese):
-    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both directions; ξ₂ is from a slower network.
+    """Mean over matches of ‖h(μ₁) − t₂‖² = 2 − 2 cos, summed over both directions; a slower network gives target t₂.
 
     Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.
 

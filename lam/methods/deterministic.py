@@ -147,21 +147,21 @@ class KnnDistance(Method):
 
 @dataclass(frozen=True)
 class Aninfonce(Deterministic):
-    """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
+    """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds Λ = Λ⁺ − Λ⁻.
 
     With M > 1 members, the loss is a sum of M losses. Each member has its own vector Λ and its own kind of crops. A
     batch holds every image in every kind of crop; both items of a pair have the same kind. The curvature needs a single
-    member, unit embeddings, and entries of Λ above `negatives`.
+    member, unit embeddings, and Λ > 0 in all dimensions.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     (hard negatives) and B.2 (ensembles).
 
     Attributes:
-        concentration: initial Λ > 0 of all dimensions; 5 corresponds to InfoNCE at temperature 0.1.
+        concentration: initial Λ⁺ > 0 of all dimensions; 5 corresponds to InfoNCE at temperature 0.1.
         n_members: M ≥ 1; several members need images.
         crop_scales: least share of an image's area in a crop, for each member; by default evenly from 1 to 0.3.
         negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives around their anchor,
-            if `training.miner` prefers near negatives. The loss weights dimensions by Λ − Λ⁻.
+            if `training.miner` prefers near negatives. The loss weights dimensions by Λ.
         normalise: whether the loss compares unit embeddings; otherwise it compares the head's outputs. Retrieval
             always compares directions.
     """

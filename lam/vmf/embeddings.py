@@ -47,7 +47,7 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
     """Mean direction and mean resultant length of unit vectors over the first axis.
 
     R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). By chance alone, S uniform directions have an R
-    of about 1 / sqrt(S). Therefore the unbiased estimate of the squared length is max(0, (S R^2 - 1) / (S - 1)).
+    of about 1 / sqrt(S). Corrected for chance, the squared length is max(0, (S R^2 - 1) / (S - 1)).
 
     Source: Mardia and Jupp (2000), section 9.2.1.
 

@@ -2,8 +2,8 @@
 
 p_known combines two scores, learnt from known items. The first is the distance to the nearest known features. Some
 corruption moves features towards the training data, so this distance is not enough. The second score is the distance
-between the shape of the features (`shape_of`) and the mean shape of known items: noise lengthens features, while blur
-and low contrast shorten them.
+between the shape of the features (`shape_of`) and the mean shape of known items. Noise lengthens features; blur and
+low contrast shorten features.
 """
 
 import math

@@ -220,7 +220,7 @@ class BayesianEncoder(Encoder):
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
         """Subtract the curvature of batches on which the posterior was fitted.
 
-        After `learn_ambiguity`, directions of forgotten items may still be stored: call it again without these items.
+        `learn_ambiguity` may store directions of items. If you called it, call it again without the forgotten items.
 
         Args:
             loader: the batches to forget, as in the fit. Other batches raise no error, because the posterior keeps

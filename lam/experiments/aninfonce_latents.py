@@ -46,8 +46,8 @@ class AnInfoNCELatents(Experiment):
     Anchors z are uniform on the sphere. The positive z⁺ of z has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere.
     Λ_d is `style` in the first half of the dimensions and `content` in the second. Negatives are the other anchors.
     Near negatives may be added from the start or later; their density has Λ⁻ in place of every Λ_d. With only near
-    negatives, the loss gets Λ⁻, and the best similarity has the weights Λ − Λ⁻. R² is the fit of a linear regression of
-    z on the encoder's outputs. Learned and true Λ are compared after sorting.
+    negatives, AnInfoNCE weights dimension d by the learned Λ_d minus the given Λ⁻. R² is the fit of a linear regression
+    of z on the encoder's outputs. Learned and true Λ are compared after sorting.
 
     With `images`, the observation is an image: a variational autoencoder learns from this data set, and its decoder
     renders z. "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's outputs.
@@ -58,7 +58,7 @@ class AnInfoNCELatents(Experiment):
     With two ways to make pairs, the second way swaps style and content. The loss `ensemble` has a Λ for each way; the
     other losses treat all pairs alike.
 
-    Source: appendix I.3 for near negatives, three for each anchor in fine-tuning, and corollary B.1.
+    Source: corollary B.1 for near negatives; appendix I.3 adds three for each anchor in fine-tuning.
 
     Attributes:
         dimension: D of the latents, even.
@@ -70,7 +70,7 @@ class AnInfoNCELatents(Experiment):
         root: folder of these images, if they need one.
         vae_epochs: epochs of the autoencoder.
         losses: losses to compare.
-        temperature: temperature of InfoNCE, 1 in the authors' code; with 1/(2 style), InfoNCE keeps the style.
+        temperature: temperature of InfoNCE, 1 in the authors' code; InfoNCE recovers the style at 0.5/`style`.
         initial: initial Λ of AnInfoNCE in all dimensions.
         ways: number of ways to make pairs, 1 or 2.
         n_hard: number of near negatives for each anchor.

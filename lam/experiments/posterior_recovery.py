@@ -188,7 +188,7 @@ class PosteriorRecovery(Experiment):
 
 
 class Posteriors(nn.Module):
-    """μ(x) and κ(x) = 1 + e^(a r(x) + b), where μ and r are networks of linear layers and leaky ReLUs.
+    """μ(x) and κ(x) = 1 + e^(slope r(x) + shift), where μ and r are networks with leaky ReLUs.
 
     Args:
         dimension: D of the inputs.
@@ -240,7 +240,7 @@ class Posteriors(nn.Module):
 
     @torch.no_grad()
     def match_range(self, low: float, high: float, generator: torch.Generator) -> None:
-        """Set a and b so that κ ranges from `low` to `high` on random inputs."""
+        """Set `slope` and `shift` so that κ ranges from `low` to `high` on random inputs."""
         raw = self._raw(uniform_in_cube(_PROBES, self.dimension, generator))
         log_low, log_high = math.log(low - 1), math.log(high - 1)
         slope = (log_high - log_low) / (raw.max() - raw.min()).clamp(min=1e-6)

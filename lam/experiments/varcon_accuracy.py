@@ -30,9 +30,9 @@ _MAPPED = 2000  # items in a picture
 
 @dataclass(frozen=True, kw_only=True)
 class VarConAccuracy(ImageExperiment):
-    """Each loss trains networks at several batch sizes, and on few images of each class. Then networks are frozen.
+    """Train networks with each loss at several batch sizes, and on few images of each class. Then freeze them.
 
-    A linear classifier is trained on the features. The embeddings give the accuracy of k-NN, and Ward's clusters of the
+    A linear classifier is trained on the features. k-NN is evaluated on the embeddings, and Ward's clusters of the
     embeddings are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's mean accuracy
     over kinds of corruption and severities 1 to 5. `cross_entropy` learns a direction for each class, at `temperature`.
     `simclr` learns without labels from two random views of each image, at a temperature of 0.5. A t-SNE plot shows the
@@ -46,7 +46,7 @@ class VarConAccuracy(ImageExperiment):
         batch_sizes: batch sizes of trainings on all images.
         few: numbers of images of each class, for trainings at the first batch size.
         temperature: temperature of all losses except `simclr`.
-        epsilon: fixed ε of VarCon, within ±temperature; by default ε is learned.
+        epsilon: fixed `epsilon` of `lam.losses.VarCon`, within ±temperature; None to learn it.
     """
 
     losses: tuple[LossOfClasses, ...] = get_args(LossOfClasses)

@@ -46,7 +46,7 @@ def ggn_of_batch(
     bias: Float[Tensor, " D"] | None,
     pairs: Pairs | Candidates,
 ) -> Sums:
-    """GGN of a loss over the pairs in a batch, stored in a structure.
+    """Sum the GGN of a loss over the pairs of a batch, in the structure of `empty`.
 
     Args:
         empty: the structure with all sums zero, and with the curvature of the loss.
@@ -59,7 +59,7 @@ def ggn_of_batch(
         The structure with the sums of this batch, in the type of the features, but at least float32.
 
     Raises:
-        ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
+        ValueError: for shapes that disagree, features that are all zero or not finite, an output of length zero, or
             candidates for a curvature that takes only pairs.
     """
     curvature = empty.curvature

@@ -198,7 +198,7 @@ class DistributionStep(Step):
 
 @dataclass(frozen=True)
 class Mcinfonce(ConcentrationMethod):
-    """Train mean directions and concentrations by MCInfoNCE; "phases" is the default, and the best in the paper.
+    """Train mean directions and concentrations by MCInfoNCE; in the paper, the default `kappa="phases"` was best.
 
     At the minimum of the loss, κ equals the concentration of the process that generated the data.
 
@@ -207,7 +207,7 @@ class Mcinfonce(ConcentrationMethod):
 
     Attributes:
         kappa_pos: concentration of one latent variable of a positive pair around the other.
-        learn_kappa_pos: learn `kappa_pos` with the network; with "phases", it is fixed while the head is trained.
+        learn_kappa_pos: learn `kappa_pos` with the network; `kappa="phases"` fixes it while the κ head is trained.
         n_samples: samples of each item in a step.
         n_negatives: negatives of each anchor, drawn from the batch; None for all.
     """

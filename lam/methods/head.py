@@ -123,9 +123,9 @@ class LossPrediction(HeadMethod):
     """Train a network, then freeze it and train a head that predicts each item's loss.
 
     The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
-    The head learns from items with a match in the batch. κ is 1 / prediction; only the order of κ has a meaning. A
-    Laplace run that starts from this run takes this κ as κ_a, the κ of ambiguity. Yoo and Kweon train network and head
-    together. Here, the network is trained first, so the head does not change retrieval.
+    The head learns from items with a match in the batch. κ is 1 / prediction; only the order of κ has a meaning. If a
+    Laplace run starts from a run of this method, this κ becomes κ_a, the κ of ambiguity. Yoo and Kweon train network
+    and head together. Here, the network is trained first, so the head does not change retrieval.
 
     Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
     learning benchmark for transferable uncertainty estimates", where this head is the strongest.

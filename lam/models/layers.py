@@ -125,10 +125,10 @@ def head_output(
 def elements_of_pass(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> int:
-    """Tensor elements that one linearised item takes: slopes of all layers, and the largest working memory of a layer.
+    """Count tensor elements for the derivatives of one item: all slopes, and the largest working memory of a layer.
 
     A linear layer or convolution at several positions needs its inputs at each position. Any other layer needs its
-    input and output for each output of the network. `jacobians` adds twice the size of the layer's Jacobian.
+    input and output for each output of the network. With `jacobians`, both need twice their Jacobian's size as well.
     """
     with evaluating(network), record_layers(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))

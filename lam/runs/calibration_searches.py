@@ -74,7 +74,7 @@ class Known:
         images: the data that contain the queries.
         queries: embeddings and features of the queries.
         searchable: the gallery, and the items that match each query.
-        gallery: the kind of gallery, `index` or `held-out`.
+        gallery: `index` or `held-out`, as in `CalibrationOptions`.
         searches: hits of the queries.
         verifier: distinguishes pairs of one class from other pairs; None if all pairs are of one kind.
         reference: training items, which some scores need; None if these scores are not used.

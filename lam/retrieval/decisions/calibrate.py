@@ -170,9 +170,9 @@ class Choices:
         flag: the score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default `OodDetector.best`.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; the default is as in
             `Acceptance.fit`.
-        of_strangers: whether to bound false accepts of strangers, instead of calibration queries without their matches.
+        of_strangers: whether false accepts are bounded for strangers; if not, for queries searched without matches.
             If strangers have classes, the bound is for a random item of a new class.
-        share: expected share of strangers among future queries; a mixture replaces it by an estimate.
+        share: share of strangers expected in future; unused if it can be estimated from `CalibrationData.mixture`.
     """
 
     targets: Targets = field(default_factory=Targets)

@@ -79,7 +79,7 @@ class Evidence:
         return Evidence(self.queries[kept], self.has_match[kept], self.right[kept], *others)
 
     def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
-        """F statistics of each search of `queries`, `no_match`, `strangers` and `simulated`.
+        """Compute (N, F) statistics for `queries`, `no_match`, `strangers` and `simulated`.
 
         `fit` learns from evidence, and returns a function that maps scores of N searches to (F, N) statistics. Each
         search gets its statistics from a function learnt on the other folds.

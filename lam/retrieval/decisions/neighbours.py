@@ -56,14 +56,14 @@ def choose_nearest(
     """For each score, the number of neighbours that best separates right first hits from all others.
 
     The choice maximises the AUROC of right first hits against wrong first hits and `others` together. After the choice,
-    the calibration queries are not quite exchangeable with new queries. For distances to a reference with several
+    the calibration queries are not quite exchangeable with new queries. If a score uses a reference with several
     classes, up to 1,000 reference items replace the queries. Each item counts once as known, compared with all other
     items, and once as a stranger, compared with the items of other classes.
 
     Args:
-        candidates: for each score, the numbers to try. The first is chosen in a tie, for a score without evidence, and
-            for fewer than 10 items in a compared group.
-        queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
+        candidates: for each score, the numbers to try. The first is chosen if numbers tie, evidence is missing, or one
+            side of the AUROC has fewer than 10 items.
+        queries: evidence (inputs of scores) of Q calibration queries, named as in `lam.retrieval.metrics.scores.Score`.
         correct: (Q,) whether the first hits of the queries are right.
         others: evidence of other searches without a right hit, such as strangers; a score ignores searches that lack
             its evidence.

@@ -27,8 +27,8 @@ def sparsification(
     """Accuracy of the remaining queries after a share f of the queries, the most uncertain ones, is dropped.
 
     accuracy(f) = C((1 − f)Q) / ((1 − f)Q), where C(m) is the number of right first hits among the m most certain of Q
-    queries. C is linear between whole m, and a tie counts as the mean over its orders. A good uncertainty gives a
-    rising curve, a useless uncertainty a level curve.
+    queries. C is interpolated between integers m, and averaged over all orders of tied queries. A good uncertainty
+    gives a rising curve, a useless uncertainty a level curve.
 
     Args:
         correct: (Q,) whether the first hit is relevant; leave out queries without a relevant item.
@@ -160,7 +160,7 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
 
 def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Two-sided p-value of the R-AUROC against 0.5, by the normal approximation of the Mann-Whitney test.
+    """Two-sided p-value of `r_auroc` against 0.5, by the normal approximation of the Mann-Whitney test.
 
     NaN if all first hits are right or all are wrong.
 

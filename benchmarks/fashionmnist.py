@@ -53,9 +53,8 @@ def on_these_data(parsed: argparse.Namespace, method: str, overrides: list[str])
     """The shipped configuration of a method, with FashionMNIST and MNIST where they are."""
     overrides += [f"--data.root={parsed.root}"] if parsed.root else []
     config = load_config(f"fashionmnist {method}", overrides)
-    for ood in config.data.ood:
-        ood.root = parsed.mnist
-    return config
+    ood = [replace(each, root=parsed.mnist) for each in config.data.ood]
+    return replace(config, data=replace(config.data, ood=ood))
 
 
 def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:

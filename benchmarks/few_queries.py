@@ -15,7 +15,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
-from real_scores import Part, calibration_data, draw, of_queries, searched
+from real_scores import Part, calibration_data, draw, of_queries, part, searched
 from timing import write
 
 from lam.retrieval.decisions.abstention import MATCH
@@ -69,7 +69,7 @@ def main() -> None:
     for title, (network, data) in CELLS.items():
         measured: dict[int, list[Any]] = {size: [] for size in SIZES}
         for seed in range(parsed.draws):
-            parts = draw(parsed.cache / f"{network}__{data}.safetensors", data, seed)
+            parts = draw(part(parsed.cache / f"{network}__{data}.safetensors", data, seed))
             generator = torch.Generator().manual_seed(seed)
             for size in SIZES:
                 measured[size] += [answered(parts, size, generator) for _ in range(parsed.subsets)]

@@ -16,10 +16,12 @@ import torch
 import yaml
 
 from lam import __version__
-from lam.cli import main
+from lam.cli import commands, main
 from lam.cli.commands import HEADLINES
+from lam.retrieval.index.hits import Hits
 from lam.runs.finished import Run
 from lam.runs.search import search
+from lam.vmf.embeddings import Embeddings
 from tests.conftest import TINY, FinishedRun
 
 SETTINGS = ("training.epochs", "method.split", "method.name", "data.root", "margin", "output", "checkpoint")
@@ -340,3 +342,15 @@ def test_the_random_state_is_left_alone(tmp_path: Path, digit_folder: Path) -> N
     assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}", *TINY]) == 0
     assert main(["index", "--quiet", str(tmp_path / "run"), str(digit_folder)]) == 0
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("kappa", "shown"), [(1e8, "≥ 1e+08"), (1e-6, "≤ 1e-06"), (20.0, "20")])
+def test_kappa_at_an_end_of_its_range_is_shown_as_a_bound(
+    kappa: float, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_query = torch.tensor([kappa], dtype=torch.float64)
+    queries = Embeddings(torch.tensor([[1.0, 0.0]]), of_query, torch.ones(1), torch.zeros(1))
+    nothing = Hits(torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0), torch.empty(1, 0))
+    facts = {"hits": nothing, "items": [[]], "decisions": None, "intervals": lambda _: []}
+    commands._show_answer(SimpleNamespace(queries=queries, **facts), 0)
+    assert capsys.readouterr().out.splitlines()[0] == f"query: kappa {shown}, variance 0"

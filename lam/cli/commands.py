@@ -283,15 +283,15 @@ def search_gallery(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _show_answer(result: Any, row: int) -> None:
-    queries = result.queries
-    print(f"query: kappa {float(queries.kappa[row]):.4g}, variance {float(queries.variance[row]):.4g}")
+    queries, kappa = result.queries, float(result.queries.kappa[row])
+    bound = ("≤ ", "≥ ")[kappa > 1] if queries.capped[row] else ""
+    print(f"query: kappa {bound}{kappa:.4g}, variance {float(queries.variance[row]):.4g}")
     if queries.has_parts:
         known, closely = float(queries.p_known[row]), float(queries.kappa_aleatoric[row])
         doubt = result.doubts[row] or "neither unseen nor ambiguous"
         print(f"       {doubt}: p_known {known:.3f}, kappa of ambiguity {closely:.4g}")
     if (decisions := result.decisions) is not None:
-        stale = ", calibration: stale" if decisions.stale else ""
-        print(f"decision: {decisions.decision[row]}{stale}")
+        print(f"decision: {decisions.decision[row]}{', calibration: stale' * bool(decisions.stale)}")
         print("".join(f"  {line}\n" for line in result.decision_in_words(row)), end="")
     items = result.items[row]
     is_labelled = not all(item.label_repeats_text for item in items)

@@ -69,7 +69,7 @@ class ImageExperiment(Experiment):
         splits = datasets.load(self.data, root=self.root, **_OPTIONS.get(self.data, {}))
         limit = max(len(splits.train), len(splits.test)) if self.limit is None else self.limit
         train, test = (part.limit(limit) for part in (splits.train, splits.test))
-        return (_shuffled(train), _shuffled(test)) if self.data == "folder" else (train, test)
+        return (_shuffle(train), _shuffle(test)) if self.data == "folder" else (train, test)
 
     def trained(
         self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
@@ -106,7 +106,7 @@ class ImageExperiment(Experiment):
             yield kind, [images.preprocessing.standardize(corrupted) for corrupted in worse]
 
 
-def _shuffled(images: Dataset) -> Dataset:
+def _shuffle(images: Dataset) -> Dataset:
     """The images of a folder in a fixed random order, instead of one class after another."""
     return images.subset(torch.randperm(len(images), generator=torch.Generator().manual_seed(0)))
 

@@ -100,7 +100,7 @@ class ConcentrationMethod(HeadMethod):
             pretrained=plan.pretrained and in_phases,
             validate=None if validate is None else lambda trained: validate(Means(trained)),
         )
-        histories = self.train_network(model, data, first, DistributionStep(self._resumed))
+        histories = self.train_network(model, data, first, DistributionStep(self._kept_settings))
         if "network" in histories:
             model.fold()
             histories["network"] = replace(histories["network"], learned=loss.learned())

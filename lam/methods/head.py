@@ -58,10 +58,10 @@ class HeadMethod(Method):
             folder=training.part("head"),
         )
         with training.stage("head"):
-            return train(head, dataset, own, step=HeadStep(network, path, loss, self._resumed), method=self.name)
+            return train(head, dataset, own, step=HeadStep(network, path, loss, self._kept_settings), method=self.name)
 
     @property
-    def _resumed(self) -> dict[str, Any]:
+    def _kept_settings(self) -> dict[str, Any]:
         """The options that a resumed training must share: all except the number of the head's epochs."""
         return {name: value for name, value in self.settings().items() if name != "epochs"}
 

@@ -82,7 +82,7 @@ def linearised(
     """Outputs of the head, and each layer with its slopes, from D backward passes in evaluation mode."""
     detached = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no earlier graph
     with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
-        _run_with(network, detached, _savable(inputs))
+        _run_with(network, detached, _copy_inference_tensors(inputs))
     output, outputs = calls[head][-1][1], [calls[path][-1][1] for path in paths]
     blocked = [path for path, tensor in zip(paths, outputs, strict=True) if not tensor.requires_grad]
     if blocked or not output.requires_grad:
@@ -163,10 +163,10 @@ def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) ->
     functional_call(_Run(network), {f"network.{name}": value for name, value in weights.items()}, (inputs,))
 
 
-def _savable(value: Any) -> Any:
+def _copy_inference_tensors(value: Any) -> Any:
     """Inputs with copies of tensors that were made in inference mode, because autograd cannot save such tensors."""
     if isinstance(value, Mapping):
-        return {name: _savable(each) for name, each in value.items()}
+        return {name: _copy_inference_tensors(each) for name, each in value.items()}
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 

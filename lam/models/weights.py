@@ -159,10 +159,10 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
         for name, tensor in (*parameters, *buffers):
             if name in tensors:  # buffers outside the state stay unchanged
                 tensor.data = tensor.data.to(tensors[name].dtype)
-    network.load_state_dict(versioned(network, tensors))
+    network.load_state_dict(with_versions(network, tensors))
 
 
-def versioned(module: Any, tensors: Mapping[str, Tensor]) -> Any:
+def with_versions(module: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Tensors for `module.load_state_dict`, with the versions of its layers: torchvision's MNASNet requires them."""
     state: Any = OrderedDict(tensors)
     state._metadata = getattr(module.state_dict(), "_metadata", {})

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from lam.losses import TrainableLoss
-from lam.models.weights import versioned
+from lam.models.weights import with_versions
 from lam.pairs.pairs import as_targets
 from lam.training import checkpoints
 from lam.training.batches import Batches, with_features
@@ -243,7 +243,7 @@ class Loop:
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         states = _unflatten(weights)
         for owner, part in self.stateful.items():
-            part.load_state_dict(versioned(part, states.get(owner, {})))
+            part.load_state_dict(with_versions(part, states.get(owner, {})))
         torch.clear_autocast_cache()  # holds casts of the old weights
 
     def _check_weights(self) -> None:

@@ -101,7 +101,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
         try:
             outcome[0] = function()
         except Exception as error:
-            own_error, outcome[1] = error, _picklable(error)
+            own_error, outcome[1] = error, _as_picklable(error)
     dist.broadcast_object_list(outcome, src=0)
     value, error = outcome
     if own_error is not None or error is not None:
@@ -109,7 +109,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
     return value
 
 
-def _picklable(error: Exception) -> Exception:
+def _as_picklable(error: Exception) -> Exception:
     """The error, or a `RuntimeError` with its text if other processes cannot get it, such as an `HTTPError`."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
-from lam.encoders.batches import Batch, HashedBatches, HeldOut, as_batches, is_empty, labelled_batches, split_batch
+from lam.encoders.batches import Batch, HashedBatches, HeldOut, as_batches, labelled_batches, split_batch
 from lam.encoders.files import SavedEncoder
 from lam.hessians.last_layer import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
+from lam.models.head import n_items as count_items
 from lam.models.kappa_head import KappaHead
 from lam.pairs.pairs import targets_of
 from lam.pairs.relation import Relation
@@ -245,7 +246,7 @@ class Encoder(ABC):
         """The prediction of each batch with items, one at a time; arguments and errors as in `predict`."""
         predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            if is_empty(own := split_batch(batch)[0]):
+            if count_items(own := split_batch(batch)[0]) == 0:
                 continue
             prediction = predict(own, n_items)
             check_feature_values(prediction.features, n_items)

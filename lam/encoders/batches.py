@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lam.models.head import n_items
 from lam.pairs import Relation, Relevance, relevance_of
 from lam.pairs.pairs import as_native
 
@@ -35,12 +36,6 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     if targets is None:
         return _as_tensors(batch), None
     return _as_tensors({name: value for name, value in batch.items() if name != targets}), batch[targets]
-
-
-def is_empty(inputs: Any) -> bool:
-    """Whether inputs of a batch hold no item: every tensor with an axis has no row."""
-    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return max((len(part) for part in parts if isinstance(part, Tensor) and part.ndim), default=1) == 0
 
 
 def _as_tensors(inputs: Any) -> Any:
@@ -73,7 +68,7 @@ def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[An
                 f"{purpose} needs a loader that yields batches of inputs with labels, such as [(inputs, labels)], or "
                 'dictionaries with the key "labels" or "label"'
             )
-        if not is_empty(inputs):
+        if n_items(inputs):
             yield inputs, targets
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_arguments
-from lam.encoders.batches import Batch, HeldOut, as_batches, is_empty, labelled_batches, split_batch
+from lam.encoders.batches import Batch, HeldOut, as_batches, labelled_batches, split_batch
 from lam.encoders.files import SavedEncoder, check_example, export_encoder
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.last_layer import check_feature_values
@@ -199,7 +199,7 @@ class BayesianEncoder(Encoder):
             images = split_batch(batch)[0]
             if not is_images(images):
                 raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
-            kinds = {} if is_empty(images) else {"known": images, **make_outsiders(images)}
+            kinds = {"known": images, **make_outsiders(images)} if len(images) else {}
             for kind, inputs in kinds.items():
                 prediction = predict(inputs, n_items)
                 embeddings = self.with_ambiguity(prediction.features, prediction.embeddings)

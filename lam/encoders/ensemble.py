@@ -150,10 +150,10 @@ def features_and_units(
 class DropoutEncoder(SeededEncoder):
     """Embed by S thinned networks: the mean direction of their embeddings, and κ from their spread.
 
-    Sample s is one thinned network. Its dropout masks depend only on the seed and s, and all items share a mask. (torch
-    would draw a mask for each item; the papers leave this open.) So samples are comparable across items, and the κ of
-    an item is the same in any batch. `variance` is the variance of the outputs before normalisation, summed over D.
-    `features` come from a pass without dropout.
+    Sample s is one thinned network. Its dropout masks depend only on the seed and s, and all items share a mask. torch
+    would draw a mask for each item; the papers leave this open. With shared masks, samples are comparable across items,
+    and the κ of an item is the same in any batch. `variance` is the variance of the outputs before normalisation,
+    summed over D. `features` come from a pass without dropout.
 
     Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.
     """

@@ -184,7 +184,11 @@ class LastLayerAccumulator(Accumulator):
                 lambda start: (ggn_of_dataset(start.empty, *layer, related, progress=self.progress), 0)
             )
         if missing := _missing_terms(total):
-            reason = f"all {len(features)} places are near each other: " if missing == ["negative pair"] else ""
+            reason = (
+                f"all {len(features)} places are near each other: "
+                if is_places and missing == ["negative pair"]
+                else ""
+            )
             raise ValueError(f"{reason}there is no {missing[0]} among {len(features)} items")
         if not total.sums.any():
             raise ValueError(f"the curvature of {len(features)} items is zero: raise the temperature of the loss")

@@ -83,13 +83,19 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
                 "its metrics and promises",
                 stacklevel=2,
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        self.encoder.save(folder / _ENCODER)  # an error here must leave config.json
-        if self.calibration is not None:  # its key is the hash of the encoder's files, which are new
-            save_calibration(folder, replace(self.calibration, key=fingerprint(folder / _ENCODER)))
-        return super().save_pretrained(save_directory, **options)
+        config = folder / _CONFIG
+        old = config.read_bytes() if config.exists() else None
+        try:
+            return super().save_pretrained(save_directory, **options)
+        except BaseException:
+            if old is not None:
+                config.write_bytes(old)
+            raise
 
     def _save_pretrained(self, save_directory: Path) -> None:
+        self.encoder.save(save_directory / _ENCODER)
+        if self.calibration is not None:  # its key is the hash of the encoder's files, which are new
+            save_calibration(save_directory, replace(self.calibration, key=fingerprint(save_directory / _ENCODER)))
         write_json(save_directory / _CONFIG, {"library_name": "lam", "metrics": dict(self.metrics)})
 
     @classmethod

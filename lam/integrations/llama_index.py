@@ -54,8 +54,8 @@ class LamPostprocessor(BaseNodePostprocessor):
         calibration: calibration of the encoder on a gallery like the index.
         probability_cutoff: nodes with a smaller P(right) are left out.
         top_n: greatest number of nodes to return.
-        gallery_size: number of nodes in the index; None for the size at the calibration, or
-            the number of retrieved nodes if that is larger.
+        gallery_size: number of nodes in the index; None for the size at the calibration, or the number of
+            retrieved nodes if that is larger.
         label: the metadata field with a node's label; a node without this field has a label of its own.
         on_unknown: chooses between all nodes, no nodes and an `UnknownQueryError` if the decision is not `match`.
         n_samples: as in `Encoder.embed`.

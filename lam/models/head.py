@@ -288,9 +288,9 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
 
 
 def n_items(inputs: Any) -> int:
-    """Number of items in a batch: the rows of the tensor, or of the longest tensor in a dictionary."""
+    """Number of items in a batch: rows of the tensor, or of the longest tensor in a dictionary; 1 without any rows."""
     parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return max(len(part) for part in parts if isinstance(part, Tensor) and part.ndim)
+    return max((len(part) for part in parts if isinstance(part, Tensor) and part.ndim), default=1)
 
 
 def _runs_in(thread: int) -> bool:

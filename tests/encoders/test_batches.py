@@ -1,12 +1,15 @@
 """What a loader yields, and what stands for one: a single batch, of inputs with labels or with positions."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import lam
-from lam.encoders.batches import HeldOut, as_batches, is_empty
+from lam.encoders.batches import HeldOut, as_batches
+from lam.models.head import n_items
 from lam.pairs import Relation
 from tests.encoders.small import make_batches, make_network
 
@@ -76,7 +79,17 @@ def test_an_empty_batch_leaves_tuning_and_ambiguity_as_they_are() -> None:
     assert torch.equal(other.embed(inputs).kappa, encoder.embed(inputs).kappa)
 
 
-def test_a_batch_is_empty_if_every_tensor_is() -> None:
-    none, rows = torch.zeros(0, 3), torch.zeros(2, 3)
-    assert all(is_empty(inputs) for inputs in (none, {"ids": none}, {"ids": none, "temperature": torch.tensor(2.0)}))
-    assert not any(is_empty(inputs) for inputs in (rows, {"ids": rows, "past": none}, torch.tensor(1.0), "text"))
+@pytest.mark.parametrize(
+    ("inputs", "n"),
+    [
+        (torch.zeros(0, 3), 0),
+        ({"ids": torch.zeros(0, 3), "temperature": torch.tensor(2.0)}, 0),
+        (torch.zeros(2, 3), 2),
+        ({"ids": torch.zeros(2, 3), "past": torch.zeros(0, 3)}, 2),
+        (torch.tensor(1.0), 1),
+        ("text", 1),
+    ],
+    ids=["no row", "no named row", "rows", "named rows", "number", "text"],
+)
+def test_a_batch_has_the_items_of_its_longest_tensor(inputs: Any, n: int) -> None:
+    assert n_items(inputs) == n

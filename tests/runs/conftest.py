@@ -11,7 +11,7 @@ Lam = Callable[..., "pytest.CaptureResult[str]"]
 
 @pytest.fixture
 def lam(capsys: pytest.CaptureFixture[str]) -> Lam:
-    """A command of `lam`, which must end with a code, by default 0; what it alone printed."""
+    """Run a command of `lam`, which must exit with `code`, and return the output of this command alone."""
 
     def done(*words: object, code: int = 0) -> "pytest.CaptureResult[str]":
         capsys.readouterr()

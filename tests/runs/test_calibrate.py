@@ -50,7 +50,7 @@ Calibrated = Callable[..., tuple[Calibration, str]]
 
 @pytest.fixture
 def calibrated(run_copy: Path, lam: Lam) -> Calibrated:
-    """`lam calibrate` with options: the calibration that it made, and what it printed."""
+    """Run `lam calibrate` with options, and return the new calibration and the output."""
 
     def done(*options: str) -> tuple[Calibration, str]:
         printed = lam("calibrate", run_copy, "--quiet", *options).out

@@ -64,7 +64,7 @@ class Outline(HTMLParser):
 
 
 def report(folder: Path, **given: Any) -> tuple[str, Outline, dict[str, list[str]]]:
-    """A report of what is given: its text, its outline, and the cells of its rows by the first."""
+    """A report from given parts: its text, its outline, and the cells of each row by its first cell."""
     path, parsed = folder / "report.html", Outline()
     write_report(path, **{"title": "A run", **given})
     text = path.read_text(encoding="utf-8")

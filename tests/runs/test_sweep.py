@@ -92,7 +92,7 @@ def test_the_command_runs_every_seed_and_keeps_what_is_finished(tmp_path: Path, 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float | None]]:
-    """The metrics of each seed in place of its run, which fails where there are none."""
+    """Metrics by seed, in place of real runs; the run of a seed without metrics fails."""
     given: dict[int, dict[str, float | None]] = {}
 
     def run(config: RunConfig, *, progress: bool) -> SimpleNamespace:

@@ -62,7 +62,7 @@ class Served:
 
 
 def serve(test: Callable[[Served], Coroutine[Any, Any, None]], *, most: int = 100, **settings: Any) -> None:
-    """Run a test beside a server, and close what connections it left open."""
+    """Run a test beside a server, and close the connections that it left open."""
 
     async def run() -> None:
         served = Served(replace(SETTINGS, **settings), most)

@@ -88,7 +88,7 @@ def claiming(width: int, height: int) -> bytes:
 
 
 def cheap_refusal(body: bytes, *, seconds: float, mebibytes: int) -> ServiceError:
-    """A refusal that takes no longer, and holds no more."""
+    """A refusal that takes less time and memory than these limits."""
     tracemalloc.start()
     started = time.thread_time()
     error = refusal(body)

@@ -26,7 +26,7 @@ def _query(number: int) -> tuple[Embeddings, torch.Tensor]:
 
 
 def _kept(run: Run, size: int, numbers: range) -> LiveQueries:
-    """Live queries after some."""
+    """Live queries after these numbers were added."""
     live = LiveQueries(run, size)
     for number in numbers:
         live.add(*_query(number))

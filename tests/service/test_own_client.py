@@ -160,7 +160,7 @@ def test_no_answer_and_no_json_are_the_same_exception(tmp_path: Path) -> None:
 
 
 def requests_of(*calls: Callable[[Client], object]) -> list[httpx.Request]:
-    """What is sent by calls that are all refused."""
+    """The requests of calls that are all refused."""
     client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * len(calls))
     for call in calls:
         with pytest.raises(ServiceError, match="418: tea"):

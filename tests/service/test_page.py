@@ -27,7 +27,7 @@ from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.service.app import PAGE
 from tests.conftest import FinishedRun
-from tests.service.browser import CHROMIUM, Browser, browsing
+from tests.service.browser import Browser, browsing
 from tests.service.conftest import encoded
 from tests.service.serving import started, until
 
@@ -63,7 +63,7 @@ def serving(run: Path, *module: str, **environment: str) -> Iterator[str]:
 
 
 def fetch(address: str, body: bytes | None = None, kind: str = "image/png", method: str | None = None) -> Any:
-    """What the service answers."""
+    """The service's answer."""
     request = urllib.request.Request(address, body, {"Content-Type": kind}, method=method)
     with urllib.request.urlopen(request) as response:
         return json.load(response)
@@ -111,8 +111,6 @@ def address(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine")
     with browsing(tmp_path_factory.mktemp("profile")) as found:
         yield found
 

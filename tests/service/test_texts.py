@@ -13,10 +13,8 @@ from starlette.testclient import TestClient
 from lam.gallery.item import content_id
 from lam.service.engine import Engine
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
-from tests.service.browser import CHROMIUM, browsing
+from tests.service.browser import browsing
 from tests.service.serving import started
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 
 @pytest.fixture
@@ -163,9 +161,8 @@ def test_a_run_on_texts_takes_no_images(client: TestClient) -> None:
 
 
 @pytest.mark.long
-@needs_chromium
 def test_the_page_shows_an_answer_once(served_texts: Path, tmp_path: Path) -> None:
-    with started("tests.service.serve_quickly", run=served_texts) as (_, address, _), browsing(tmp_path / "tab") as tab:
+    with browsing(tmp_path / "tab") as tab, started("tests.service.serve_quickly", run=served_texts) as (_, address, _):
         tab.open(address)
         tab.wait("!document.querySelector('#desk').hidden")
         tab.run("document.querySelector('#text').value = 'where is thing7'")

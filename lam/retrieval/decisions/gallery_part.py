@@ -1,12 +1,12 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
 The probability is learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
-the cosine of the first hit alone. To find the threshold, the part is searched for the `UnmatchedQueries`
-without a match there. Their cosines are exchangeable with the cosine of a new query without a match, so the threshold
-keeps the target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
+the cosine of the first hit alone. To find the threshold, the part is searched for the `UnmatchedQueries` without a
+match there. Their cosines are exchangeable with the cosine of a new query without a match, so the threshold keeps the
+target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
 
-If too few queries lack a match, as in a part with items of most classes, all queries are searched for, and hits
-that match are skipped. Then the promise is about new queries whose matches are also skipped.
+If too few queries lack a match, as in a part with items of most classes, all queries are searched for, and hits that
+match are skipped. Then the promise is about new queries whose matches are also skipped.
 """
 
 from collections.abc import Callable

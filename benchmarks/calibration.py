@@ -45,7 +45,7 @@ FLAGGED_BY = ("kappa", "knn", "cosine", COMBINED)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--mnist", required=True)
     given = parser.parse_args()
@@ -70,6 +70,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     common: Any = {"gallery_labels": stored, "reference": reference}
     data = CalibrationData(own, held.embeddings, held.features, labels[0], **common)
     made = calibrate(data, Choices(Targets(far=0.01)), key="")
+    assert made.depth is not None
     generator = torch.Generator().manual_seed(0)
     evidence = CalibrationData(asked, test.embeddings, test.features, labels[1], **common).evidence({}, labelled=True)
     return {
@@ -114,7 +115,7 @@ def false_flags(evidence: Evidence, generator: torch.Generator) -> list[dict[str
 
 def against_law(rates: list[float], target: float, n: int) -> dict[str, Any]:
     new = n - CALIBRATED
-    law = betabinom(new, *ConformalScores(torch.arange(float(CALIBRATED)).double()).law(target))
+    law: Any = betabinom(new, *ConformalScores(torch.arange(float(CALIBRATED)).double()).law(target))
     found = torch.tensor(rates, dtype=torch.float64)
     counts = (found * new).round().numpy()
     error = float(found.std()) / len(rates) ** 0.5
@@ -141,7 +142,10 @@ def false_accepts(asked: Searches, generator: torch.Generator) -> list[dict[str,
             low, high = tail.interval(threshold)
             results.append((rate, low <= rate <= high))
     return [
-        {**summary(target, results, asked.gallery_size), "interval_holds_by_law": expected_coverage(target, len(new))}
+        {
+            **summary(target, results, asked.gallery_size),
+            "interval_holds_by_law": expected_coverage(target, len(scores) - CALIBRATED),
+        }
         for target, results in found.items()
     ]
 
@@ -185,7 +189,7 @@ def expected_coverage(target: float, new: int) -> float:
     """How often the interval must hold the rate of `new` searches, were scores without ties: that rate is noisy too."""
     tail = ConformalScores(torch.arange(float(CALIBRATED)).double())
     low, high = tail.interval(tail.threshold(target))
-    law = betabinom(new, *tail.law(target))
+    law: Any = betabinom(new, *tail.law(target))
     counts = torch.arange(new + 1).double() / new
     held = (counts >= low) & (counts <= high)
     return float(torch.from_numpy(law.pmf(range(new + 1)))[held].sum())

@@ -60,7 +60,7 @@ def on_these_data(parsed: argparse.Namespace, method: str, overrides: list[str])
 def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, Any]]:
     """The six variants on the network of one finished run, from its features."""
     config = configured(parsed, "contrastive", seed)
-    encoder = load(config.folder / "encoder")
+    encoder: Any = load(config.folder / "encoder")
     method: Any = config.method
     splits = datasets.load(config.data.name, root=config.data.root, seed=config.data.seed)
     ood = datasets.load_ood("mnist", like=splits.test, root=parsed.mnist)

@@ -59,12 +59,14 @@ def beside_selectors(n: int, turns: int) -> list[dict[str, Any]]:
     index, plain = Index(D), faiss.IndexFlatIP(D)
     index.add(embeddings(stored), np.arange(n))
     plain.add(stored)
+    parameters: Any = faiss.SearchParameters
+    selector: Any = faiss.IDSelectorBitmap
     rows = []
     for share in SHARES:
         rising = np.sort(np.random.default_rng(2).permutation(n)[: round(share * n)])
         is_kept = np.isin(np.arange(n), rising)
-        batch = faiss.SearchParameters(sel=faiss.IDSelectorBatch(rising))
-        bitmap = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(np.packbits(is_kept, bitorder="little")))
+        batch = parameters(sel=faiss.IDSelectorBatch(rising))
+        bitmap = parameters(sel=selector(np.packbits(is_kept, bitorder="little")))
         taken = in_turn(
             turns,
             lam=lambda among=rising: index.search(embeddings(queries), HITS, among=among),

@@ -93,10 +93,10 @@ def backpack_seconds(features: Tensor, weight: Tensor, repeats: int) -> float:
     from backpack import backpack, extend
     from backpack.extensions import DiagGGNExact
 
-    linear = extend(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
+    linear: Any = extend(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
     linear = linear.to(weight.device)
     linear.weight.data.copy_(weight)
-    loss = extend(nn.MSELoss(reduction="sum"))
+    loss: Any = extend(nn.MSELoss(reduction="sum"))
     target = features.new_zeros(len(features), len(weight))
 
     def call() -> None:
@@ -173,7 +173,7 @@ class OfPairs(nn.Module):
 
 def linear_operator(features: Tensor, weight: Tensor, pairs: Pairs, fix: str) -> Any:
     """curvlinops' GGN of the same pairs, split at the outputs as `arccos` is, within a margin of 2."""
-    from curvlinops import GGNLinearOperator
+    from curvlinops import GGNLinearOperator  # pyright: ignore[reportMissingImports]
 
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
     linear.weight.data.copy_(weight)
@@ -190,7 +190,7 @@ def estimated(shape: tuple[int, int, int], fix: str) -> dict[str, object]:
     Each is given the time that ours takes, and multiples of it: the most vectors, doubled from one (XDiag: two) on,
     that this is long enough for; least CPU time of one thread. The operator is there before time is taken.
     """
-    from curvlinops import hutchinson_diag, xdiag
+    from curvlinops import hutchinson_diag, xdiag  # pyright: ignore[reportMissingImports]
 
     def exact(features: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
         return contrastive_ggn(features, weight, None, pairs, margin=2.0, fix=fix).weight  # pyright: ignore
@@ -239,7 +239,7 @@ def whole_data_set(N: int, D: int, P: int) -> dict[str, float]:
     features = torch.randn(10, P, **random)[labels].add_(torch.randn(N, P, **random))
     weight = torch.randn(D, P, **random) / P**0.5
     contrastive_ggn_dataset(features[:4096], weight, labels[:4096], 2.0)
-    result = {"N": N, "D": D, "P": P, "unordered_pairs": N * (N - 1) // 2}
+    result: dict[str, float] = {"N": N, "D": D, "P": P, "unordered_pairs": N * (N - 1) // 2}
     for margin in (0.7, 2.0):
         start = time.perf_counter()
         contrastive_ggn_dataset(features, weight, labels, margin)
@@ -310,7 +310,7 @@ def against_matrices(largest: int, published: str | None) -> dict[str, object]:
         expected = with_them(images, texts)
         errors[B] = float((without_matrices(images, texts) - expected).abs().max() / expected.abs().max())
         assert errors[B] < 1e-10
-    D = images.shape[1]
+    D = images.shape[1]  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def n_bytes(B: int) -> int:
         return 4 * max(B**2 * D + B * D**2, held * B * D**2)

@@ -9,6 +9,7 @@ run, and both find the same.
 import sys
 import time
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ def all_layers(dimension: int, size: int, n_images: int) -> dict[str, float]:
     labels = torch.arange(n_images // 2) % 4
     batches = [(torch.rand(n_images // 2, 3, size, size), labels) for _ in range(2)]
     options = lam.Laplace(margin=2.0, layers="all", max_memory=32 << 30)
-    encoder, found = None, {}
+    encoder: Any = None
+    found: dict[str, float] = {}
 
     def fitted() -> None:
         nonlocal encoder
@@ -47,14 +49,14 @@ def all_layers(dimension: int, size: int, n_images: int) -> dict[str, float]:
 
 def search() -> dict[str, object]:
     """The ten nearest of a million, for a thousand queries at once and one alone."""
-    random = {"generator": torch.Generator("cuda").manual_seed(0), "device": "cuda"}
+    random: dict[str, Any] = {"generator": torch.Generator("cuda").manual_seed(0), "device": "cuda"}
     stored, queries = (F.normalize(torch.randn(n, D, **random)).cpu() for n in (ITEMS, QUERIES))
     found: dict[str, object] = {"items": ITEMS, "D": D, "hits": HITS, "queries": QUERIES}
     ids = []
     for device in ("cpu", "cuda"):
         index = Index(D, device=device)
-        index.add(Embeddings(stored, *torch.ones(3, ITEMS)), range(ITEMS))
-        many, one = (Embeddings(queries[:n], *torch.ones(3, n)) for n in (QUERIES, 1))
+        index.add(Embeddings(stored, torch.ones(ITEMS), torch.ones(ITEMS), torch.ones(ITEMS)), range(ITEMS))
+        many, one = (Embeddings(queries[:n], torch.ones(n), torch.ones(n), torch.ones(n)) for n in (QUERIES, 1))
         ids.append(index.search(many, HITS).ids)
         for name, query in (("queries", many), ("one", one)):
             found[f"seconds_{name}_{device}"] = seconds(partial(index.search, query, HITS))

@@ -39,7 +39,7 @@ def measured(theirs: Callable[[], Any], ours: Callable[[], Any]) -> dict[str, fl
 
 def compared(structure: str, layer: nn.Linear, features: torch.Tensor, labels: torch.Tensor, n_queries: int) -> Any:
     """Fit and covariances of the outputs of some queries, by a structure that both have."""
-    from laplace import Laplace
+    from laplace import Laplace  # pyright: ignore[reportMissingImports]
 
     network = nn.Sequential(nn.Identity(), layer)
     outputs = features.new_zeros(len(features), layer.out_features)

@@ -49,7 +49,7 @@ class Mutant:
     def file(self) -> str:
         """The file of the function, seen from the repository's root."""
         target = inspect.unwrap(resolve_name(self.function))
-        path = (target if inspect.ismodule(target) else sys.modules[target.__module__]).__file__
+        path: Any = (target if inspect.ismodule(target) else sys.modules[target.__module__]).__file__
         return str(Path(path).relative_to(ROOT))
 
     def applied(self) -> str:

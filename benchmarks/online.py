@@ -96,8 +96,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a fifth of the steps")
     quick = parser.parse_args().quick
     cases = [
-        measure(*network, max(3, steps // 5) if quick else steps, precision, samples)
-        for *network, steps, precision in (CASES_OF_A_GPU if DEVICE == "cuda" else CASES)
+        measure(name, options, D, shape, size, max(3, steps // 5) if quick else steps, precision, samples)
+        for name, options, D, shape, size, steps, precision in (CASES_OF_A_GPU if DEVICE == "cuda" else CASES)
         for samples in (1, 4)
     ]
     write(f"online{APART}", {"cases": cases})

@@ -28,7 +28,8 @@ from lam.training import checkpoints
 def curvatures(run: Path, encoder: BayesianEncoder, n_items: int) -> dict[str, BayesianEncoder]:
     """The encoder with each of the three curvatures."""
     config = load_config(run)
-    online, batches = config.method, -(-n_items // config.training.batch_size)
+    method: Any = config.method
+    online, batches = method, -(-n_items // config.training.batch_size)
     found: Any = checkpoints.load(run / "checkpoints")
     steps = found.state["progress"]["best_epoch"] * batches
     h = found.tensors["best/step/h"]

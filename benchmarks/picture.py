@@ -18,7 +18,6 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from lam import datasets
-from lam.datasets import TensorImages
 from lam.retrieval.index.hits import label_numbers
 from lam.retrieval.metrics.scores import N_HITS
 from lam.runs.finished import Run
@@ -27,7 +26,7 @@ HITS = 5
 GREEN, PURPLE, GREY = "#00704f", "#6b4fa0", "#59636e"  # as on the page
 
 
-def answered(run: Run, images: TensorImages, decision: str) -> dict[str, Any]:
+def answered(run: Run, images: Any, decision: str) -> dict[str, Any]:
     """The image of median κ among those that are decided so, with its answer."""
     calibration, gallery = run.calibration, run.gallery
     assert calibration is not None, f"lam calibrate {run.folder}"

@@ -43,7 +43,7 @@ LARGE = ("Flat", "IVF1024,PQ64x4fs", "IVF1024,RaBitQ")
 
 def bytes_of_codes(factory: str, dimension: int) -> int:
     """Bytes of an item in the index, beside its vector: its code and its number."""
-    cells = faiss.try_extract_index_ivf(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
+    cells: Any = faiss.try_extract_index_ivf(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
     return cells.code_size + 8
 
 
@@ -131,8 +131,8 @@ def real(cache: Path, draws: int) -> dict[str, Any]:
             parts = draw(part(cache / f"{cell}.safetensors", cell.partition("__")[2], seed))
             measured.append(measure(parts))
         results[cell] = {
-            "gallery": len(parts.gallery.labels),
-            "dimension": parts.gallery.embeddings.dimension,
+            "gallery": len(parts.gallery.labels),  # pyright: ignore[reportPossiblyUnboundVariable]
+            "dimension": parts.gallery.embeddings.dimension,  # pyright: ignore[reportPossiblyUnboundVariable]
             **{
                 kind: {key: mean(one[kind][key] for one in measured) for key in row}
                 | {f"{key}_std": stdev(one[kind][key] for one in measured) for key in row}

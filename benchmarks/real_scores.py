@@ -328,7 +328,7 @@ Asked = tuple[dict[str, Tensor], Any]
 def asked_of(made: Calibration, queries: OtherQueries) -> Asked:
     """What is decided of queries."""
     hits = Hits(torch.zeros_like(queries.labels), queries.cosines, torch.ones_like(queries.cosines))  # type: ignore
-    found = {"features": queries.features, "labels": queries.labels}
+    found: dict[str, Any] = {"features": queries.features, "labels": queries.labels}
     scores = made.scores(hits, queries.embeddings, **found)
     scores[COMBINED] = made.detector.ood_score(COMBINED, scores)
     return scores, made.decide(hits, queries.embeddings, **found)

@@ -170,7 +170,7 @@ def main() -> None:
     if parsed.seeds:
         measured = [digits(seed) for seed in range(parsed.seeds)]
         results |= {"flag": COMBINED, "ood_target": OOD_TARGET, "rates": rates_of(measured), "seeds": measured}
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[Any, dict[str, float]]] = {}
     for name, folder in (given.split("=", 1) for given in parsed.runs):
         rows, seen = found.setdefault(name, {}), asked(Path(folder))
         seed = len(rows) // parsed.splits

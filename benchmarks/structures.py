@@ -74,7 +74,7 @@ def features_of(run: str, n_train: int, cache: Path) -> dict[str, tuple[Tensor, 
     """Features and labels of a part of each split, and of what is out of distribution."""
     file = cache / f"{Path(run).name}.safetensors"
     if not file.is_file():
-        config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
+        config, encoder = cast(Any, load_config(run)), cast(Any, Run(run).encoder.to(DEVICE))
         splits, outside = load_data(config.data)
         parts = {**splits.parts(), "outside": next(iter(outside.values()))}
         kept = {}
@@ -116,7 +116,7 @@ def fitted(
     prior: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Each structure by name, and the seconds that it took, those of a first pass among them."""
-    config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
+    config, encoder = cast(Any, load_config(run)), cast(Any, Run(run).encoder.to(DEVICE))
     weight, bias = encoder.posterior.weight, encoder.posterior.bias
 
     def passed(empty: Any) -> Any:
@@ -162,7 +162,7 @@ def of_items(run: str, features: Tensor, labels: Tensor) -> dict[str, dict[str, 
     The trace of H_a r_a² by the contrastive curvature and by SupCon's: its rank correlation with the share of the ten
     nearest items that are of another class, and its mean over items whose nearest is, over that of the others.
     """
-    posterior: Any = Run(run).encoder.to(DEVICE).posterior
+    posterior = cast(Any, Run(run).encoder.to(DEVICE)).posterior
     _, n, r = outputs(features, posterior.weight, posterior.bias, torch.float32)
     nearest = (n @ n.T).fill_diagonal_(-2).topk(NEIGHBOURS).indices
     other, pairs = (labels[nearest] != labels[:, None]).float(), Pairs.by_label(labels)
@@ -195,7 +195,7 @@ def fitted_over_layers(
     prior: float,
 ) -> Iterator[tuple[str, Any, float]]:
     """Encoders with a posterior over these layers, by name, and the seconds that their fits took."""
-    config, encoder = load_config(run), cast(Any, Run(run).encoder.to(DEVICE))
+    config, encoder = cast(Any, load_config(run)), cast(Any, Run(run).encoder.to(DEVICE))
     train = load_data(config.data)[0].train.limit(n_train, seed=0)
     generator = torch.Generator().manual_seed(config.seed)
     batches = list(DataLoader(train, config.method.batch_size, shuffle=True, generator=generator))

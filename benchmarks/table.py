@@ -527,7 +527,7 @@ def variants() -> list[Row]:
 
 def over_runs(rows: list[dict[str, Any]], figure: str) -> str:
     """The mean over runs, and the standard deviation where there are several; a dash where one has none."""
-    values = [row.get(figure) for row in rows]
+    values: list[Any] = [row.get(figure) for row in rows]
     if None in values:
         return NOTHING
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
@@ -603,7 +603,9 @@ def images() -> list[Row]:
         "resnet18": "ResNet-18 from random weights",
     }
     figures = {"recall@1": 3, "recall@1_in_folder": 3, "ausc": 3, "seconds": 0, "processor_seconds": 0}
-    rows = [["network (seeds)", "recall@1", "recall@1 in the whole folder", "AUSC", "seconds", "processor seconds"]]
+    rows: list[Row] = [
+        ["network (seeds)", "recall@1", "recall@1 in the whole folder", "AUSC", "seconds", "processor seconds"]
+    ]
     for network, title in titles.items():
         cells = [cell for name, cell in read("images").items() if name.split("/")[1] == network]
         if not cells:
@@ -926,13 +928,13 @@ def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> 
         data = settings["data"] + (f", {settings['limit']:,}" if settings["limit"] else "")
         for row in run["rows"]:
             cells = (NOTHING if row[key] is None else row[key] for key in keys)
-            values = (f"{cell:.0f}" if isinstance(cell, float | int) else cell for cell in cells)
-            found.setdefault((data, *values), []).append(row)
+            rounded = (f"{cell:.0f}" if isinstance(cell, float | int) else cell for cell in cells)
+            found.setdefault((data, *rounded), []).append(row)
     rows = []
     for key, of_seeds in found.items():
         cells = []
         for figure, digits in figures.items():
-            values = [row.get(figure) for row in of_seeds]
+            values: list[Any] = [row.get(figure) for row in of_seeds]
             known = all(value is not None for value in values)
             spread = f" ± {stdev(values):.{digits}f}" if known and digits and len(values) > 1 else ""
             cells.append(f"{mean(values):.{digits}f}{spread}" if known else NOTHING)

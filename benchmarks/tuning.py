@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of the layers trained on texts")
     parser.add_argument("--cache", default=".", help="where embedded texts are kept")
     parsed = parser.parse_args()
-    given: list[Iterator[Any]] = [of_run(run) for run in parsed.runs]
+    given: list[Any] = [of_run(run) for run in parsed.runs]
     given += of_texts("clinc150", clinc(parsed.clinc), parsed) if parsed.clinc else []
     given += of_texts("banking77", banking(parsed.banking), parsed) if parsed.banking else []
     rows: dict[str, list[dict[str, dict[str, float]]]] = {}

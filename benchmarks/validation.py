@@ -5,7 +5,7 @@ permuted, and scikit-learn's digits.
 """
 
 import statistics
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ FIGURES = ("map@1", "ausc", "ece", "auroc@inverted", "auroc@permuted", "auroc@di
 def ood_of(images: Tensor) -> dict[str, Tensor]:
     """What is surely no clothing, and as bright as the images, or as dark, or drawn by hand."""
     order = torch.randperm(images[0].numel(), generator=torch.Generator().manual_seed(0))
-    digits = torch.as_tensor(load_digits().images).float()[:, None] / 16
+    digits = torch.as_tensor(cast(Any, load_digits()).images).float()[:, None] / 16
     return {
         "inverted": 1 - images,
         "permuted": images.flatten(1)[:, order].view_as(images),

@@ -107,9 +107,9 @@ class Item:
 
     @property
     def text(self) -> str | None:
-        """The text in the metadata; None for an image."""
+        """The content of a text item, in its metadata; None for an image, which has a thumbnail."""
         text = json.loads(self.metadata).get("text")
-        return text if isinstance(text, str) else None
+        return text if isinstance(text, str) and self.thumbnail is None else None
 
     @property
     def is_fused(self) -> bool:

@@ -52,7 +52,7 @@ class Fuse:
 class Replace:
     """An item that replaces the stored item with its id, but keeps the old label, the old metadata, or both.
 
-    Old metadata lose their `text`, because it is the old content.
+    The old metadata of a text item lose their `text`, because it is the old content.
     """
 
     item: Item
@@ -63,8 +63,7 @@ class Replace:
         item = replace(self.item, label=old.label) if "label" in self.keeps else self.item
         if "metadata" not in self.keeps:
             return item
-        kept = {name: value for name, value in json.loads(old.metadata).items() if name != "text"}
-        return replace(item, metadata=metadata_json(kept | json.loads(item.metadata)))
+        return replace(item, metadata=metadata_json(_beside_text(old) | json.loads(item.metadata)))
 
 
 @dataclass(frozen=True)
@@ -162,8 +161,8 @@ def _refuse_another(known: Item, image: Item) -> None:
 
 
 def _beside_text(item: Item) -> dict[str, Any]:
-    """An item's metadata without the text, which differs between fused texts."""
-    return {name: value for name, value in json.loads(item.metadata).items() if name != "text"}
+    """An item's metadata without the content of a text item."""
+    return {name: value for name, value in json.loads(item.metadata).items() if name != "text" or item.text is None}
 
 
 def _holds(known: Item, image: Item) -> bool:

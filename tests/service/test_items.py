@@ -1,5 +1,6 @@
 """Items that come and go while served, and what can be their ids."""
 
+import base64
 import concurrent.futures
 import json
 import sqlite3
@@ -79,6 +80,17 @@ def test_labels_that_are_no_text_are_refused(client: TestClient, png: bytes, lab
 def test_labels_may_have_lines(engine: Engine, png: bytes) -> None:
     added = client_of(engine).put("/v1/items/mine?label=oak%0A%09old", content=png, headers=PNG)
     assert added.json()["label"] == "oak\n\told"
+
+
+def test_metadata_of_an_image_may_be_called_text(engine: Engine, png: bytes) -> None:
+    client, name = client_of(engine), "/v1/items/mine"
+    image = {"image": base64.b64encode(png).decode(), "metadata": {"text": "a caption", "page": 1}}
+    assert client.put(name, json=image).json()["metadata"] == image["metadata"]
+    other = {"image": image["image"], "metadata": {"text": "another caption", "page": 1}}
+    refused(client.put(f"{name}?fuse=true", json=other), 409)
+    assert client.patch(name, json={"metadata": {"page": 2}}).json()["metadata"]["page"] == 2
+    assert client.patch(name, json={"metadata": {"text": "new"}}).json()["metadata"] == {"text": "new", "page": 2}
+    assert client.put(name, content=png, headers=PNG).json()["metadata"] == {"text": "new", "page": 2}
 
 
 def test_a_picture_that_the_client_has_is_not_sent_again(engine: Engine, png: bytes) -> None:

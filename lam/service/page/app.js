@@ -10,7 +10,7 @@ import { Thresholds } from "./thresholds.js";
 import {
   aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutInterval, aboutKappa, aboutPair, aboutSet, aboutStale,
   aboutUnseen, aboutWatch, doubtOf, facts, judgementsOf, LONGEST_TEXT, metadataOf, named, probabilityOf, promiseOf,
-  questionOf, reason, repeatsText, shown, statisticOf, tamed, verdictOf,
+  questionOf, reason, repeatsText, shown, statisticOf, tamed, textOf, verdictOf,
 } from "./words.js";
 
 const SHOWN = 12;
@@ -238,7 +238,7 @@ function showAsked(place, { file, text, item }) {
   const part = item ? picture(item)
     : file ? pictureOf(Promise.resolve(URL.createObjectURL(file)), "the image that is looked for", URL.revokeObjectURL)
       : made("bdi", "", tamed(text, LONGEST_TEXT));
-  place.classList.toggle("text", typeof (text ?? item?.metadata.text) === "string");
+  place.classList.toggle("text", (text ?? (item ? textOf(item) : null)) !== null);
   place.replaceChildren(part);
   place.hidden = false;
 }
@@ -345,8 +345,8 @@ function tagOf(decision) {
 
 /** The picture of a hit, or its text. */
 function picture(hit) {
-  if (typeof hit.metadata.text === "string") {
-    return made("span", "picture text", made("bdi", "", hit.metadata.text));
+  if (textOf(hit) !== null) {
+    return made("span", "picture text", made("bdi", "", textOf(hit)));
   }
   if (!hit.thumbnail) {
     return made("span", "picture", "no picture");

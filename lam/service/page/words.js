@@ -85,13 +85,19 @@ export function tamed(text, longest = LONGEST) {
 
 /** The name of a hit: its label or id, or its text if the label repeats it. */
 export function shown(hit, longest = LONGEST) {
-  return tamed(repeatsText(hit) ? hit.metadata.text : hit.label || hit.id, longest);
+  return tamed(repeatsText(hit) ? textOf(hit) : hit.label || hit.id, longest);
+}
+
+/** The content of a text item; null for an image, which has a thumbnail. */
+export function textOf({ thumbnail, metadata: { text } }) {
+  return typeof text === "string" && !thumbnail ? text : null;
 }
 
 /** Whether the label repeats the text or its beginning, as labels of text classes do. */
-export function repeatsText({ label, metadata: { text } }) {
+export function repeatsText(hit) {
+  const { label } = hit, text = textOf(hit);
   const [beginning, ...cut] = label.split(/… \([0-9a-f]{8}\)$/u);
-  return typeof text === "string" && (cut.length ? text.startsWith(beginning) : text === label);
+  return text !== null && (cut.length ? text.startsWith(beginning) : text === label);
 }
 
 /** The name of a hit within a sentence, isolated from its direction of writing. */
@@ -215,14 +221,15 @@ export function aboutAngles(answer, limit) {
 }
 
 /** A note behind the κ of a hit: how many images or texts it has, and whether it is uncertain. */
-export function aboutImages({ images, metadata, uncertain }) {
-  const what = typeof metadata.text === "string" ? "texts" : "images";
+export function aboutImages(hit) {
+  const { images, uncertain } = hit, what = textOf(hit) === null ? "images" : "texts";
   return `${images > 1 ? ` of ${images} ${what}` : ""}${uncertain ? " (uncertain: below the flag)" : ""}`;
 }
 
-/** Id and metadata of a hit, without its text: shortened names and values. */
-export function metadataOf({ id, metadata }) {
-  const rows = Object.entries(metadata).filter(([name]) => name !== "text");
+/** Id and metadata of a hit, without the content of a text item: shortened names and values. */
+export function metadataOf(hit) {
+  const { id, metadata } = hit;
+  const rows = Object.entries(metadata).filter(([name]) => name !== "text" || textOf(hit) === null);
   const few = rows.slice(0, FEW).map(([name, value]) =>
     [tamed(name), tamed(typeof value === "string" ? value : JSON.stringify(value), LONGEST_VALUE)]);
   return [["id", tamed(id)], ...few, ...(rows.length > FEW ? [["and", `${rows.length - FEW} more`]] : [])];

@@ -139,10 +139,13 @@ class RemoteIndex:
         return index
 
     def _claim(self) -> None:
-        """Claim the collection for this store; a collection with other entities raises a `ValueError`."""
+        """Claim the collection for this file of items; a collection with other entities raises a `ValueError`.
+
+        A copy of the file has another inode. So it cannot take the collection from the original, which may be served.
+        """
         place = Address.parse(self._address)
-        fact = f"collection {place.uri}/{place.collection}"
-        if self._store.fact(fact) is not None:
+        fact, inode = f"collection {place.uri}/{place.collection}", str(self._store.path.stat().st_ino)
+        if self._store.fact(fact) == inode:
             return
         if not self._follows:
             raise ValueError(
@@ -151,10 +154,10 @@ class RemoteIndex:
         with closing(self._connected()) as index:
             if count := len(index):
                 raise ValueError(
-                    f"the collection {place.collection!r} in {place.server} holds {count} items of another gallery: "
-                    "name a collection that is empty, or that does not exist"
+                    f"the collection {place.collection!r} in {place.server} holds {count} items of another gallery, or "
+                    "of the original of this copy: name a collection that is empty, or that does not exist"
                 )
-        self._store.write([], facts={fact: "of this store"})
+        self._store.write([], facts={fact: inode})
 
     def _retry_until_closed(self) -> None:
         while not self._is_closing.wait(PAUSE):

@@ -316,12 +316,24 @@ def test_the_first_use_needs_the_server(run_copy: Path, address: str, server: Se
 def test_a_collection_of_others_is_refused_and_left_alone(run_copy: Path, tmp_path: Path, address: str) -> None:
     others = MilvusIndex(address, D)
     others.add(embeddings(2), [5, 6])
-    with pytest.raises(ValueError, match="'items.*' in .* holds 2 items of another gallery: name"):
+    with pytest.raises(ValueError, match="'items.*' in .* holds 2 items of another gallery"):
         Gallery(run_copy / "gallery", D, index=address)
     assert others.ids.tolist() == [5, 6]
     others.close()
     with pytest.raises(ValueError, match="address must be milvus://HOST"):
         Gallery(run_copy / "gallery", D, index="http://host/items")
+
+
+def test_a_copy_leaves_the_collection_to_the_original(gallery: Gallery, tmp_path: Path, address: str) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    gallery.store.copy(copy / "items.sqlite")
+    gallery.write(items(1, 99))
+    with pytest.raises(ValueError, match="of the original of this copy: name a collection that is empty"):
+        Gallery(copy, D, index=address)
+    holds_what_is_stored(gallery)
+    Gallery(copy, D, index=f"{address}_2").close()
+    Gallery(copy, D, index=f"{address}_2").close()
 
 
 def test_items_of_another_encoder_are_refused(run_copy: Path, address: str) -> None:

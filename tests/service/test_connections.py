@@ -379,6 +379,7 @@ def test_what_clients_bring_about_is_logged_once_in_a_while(
             logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: %d", number)
             logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
             logging.getLogger("lam.service.tracing").error("%d lines of the request log are lost", number)
+            logging.getLogger("pymilvus.decorators").error("RPC error: %d", number)
         now = 11.0
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     assert [record.getMessage() for record in caplog.records] == [

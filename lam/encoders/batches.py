@@ -76,8 +76,8 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
     """The batches of a loader, or a list of one batch.
 
     Args:
-        inputs: a loader, or one batch. Two tensors of equal length are inputs and targets if `labelled`, or if the
-            second has fewer axes; otherwise they are two batches.
+        inputs: a loader, or one batch. Two tensors, or a tensor and a list, of equal length are inputs and targets if
+            `labelled`; so are two tensors if the second has fewer axes. Otherwise they are two batches.
         labelled: whether every batch has targets.
 
     Raises:
@@ -88,9 +88,9 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
     if isinstance(inputs, tuple | list) and len(inputs) > 1:
         first, second = inputs[:2]
         if isinstance(first, Mapping):
-            return [inputs] if _is_array(second) else inputs
-        are_arrays = _is_array(first) and _is_array(second)
-        if are_arrays and len(first) == len(second) and (labelled or len(second.shape) < len(first.shape)):
+            return inputs if isinstance(second, Mapping) else [inputs]
+        as_long = _is_array(first) and hasattr(second, "__len__") and len(first) == len(second)
+        if as_long and (labelled or (_is_array(second) and len(second.shape) < len(first.shape))):
             return [inputs]
     loader: Any = inputs
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):

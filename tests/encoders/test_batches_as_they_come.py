@@ -119,6 +119,17 @@ def test_labels_of_pandas_are_read_by_position(first: int) -> None:
     assert torch.equal(encoder.embed(batches).kappa, expected.kappa)
 
 
+def test_a_batch_may_have_its_labels_in_a_list() -> None:
+    inputs, labels = make_batches(1)[0]
+    expected = lam.fit(make_network(), (inputs, labels), margin=0.7, progress=False)
+    held_out = make_batches(2)[1]
+    for batch in ((inputs, labels.tolist()), (inputs.numpy(), labels.tolist()), ({"input": inputs}, labels.tolist())):
+        encoder = lam.fit(make_network(), batch, margin=0.7, progress=False)
+        assert torch.equal(encoder.embed(inputs).kappa, expected.embed(inputs).kappa)
+    measured = lam.evaluate(expected, (held_out[0], held_out[1].tolist())).metrics
+    assert measured == lam.evaluate(expected, held_out).metrics
+
+
 def test_integers_that_an_array_holds_as_objects_are_labels() -> None:
     batches = make_batches()
     objects = [(inputs, labels.numpy().astype(object)) for inputs, labels in batches]

@@ -18,7 +18,7 @@ from lam.retrieval import N_HITS, Calibration, Choices, calibrate_vectors, judge
 from lam.retrieval.decisions.abstention import Decision
 from lam.utils.checks import check_at_least
 from lam.utils.extras import needs_extra
-from lam.vmf.embeddings import Embeddings
+from lam.vmf.embeddings import Embeddings, check_embeddings
 
 with needs_extra("qdrant", "Qdrant collections"):
     from qdrant_client import models
@@ -86,6 +86,7 @@ class QdrantGallery:
         payloads: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Add points; a point replaces an older one with its id. Each payload gets the label and `kappa`."""
+        check_embeddings(embeddings)
         payloads = [{} for _ in ids] if payloads is None else payloads
         if {len(embeddings), len(labels), len(payloads)} != {len(ids)}:
             lengths = f"{len(ids)}, {len(embeddings)}, {len(labels)} and {len(payloads)}"
@@ -138,6 +139,7 @@ class QdrantGallery:
             features: (Q, P) features of the queries, from `Encoder.predict`; some scores need them.
             k: number of points in an answer, at least 1.
         """
+        check_embeddings(queries)
         check_at_least("k", k, 1)
         if len(queries) == 0:
             return []

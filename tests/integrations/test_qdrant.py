@@ -143,3 +143,14 @@ def test_arguments_that_do_not_fit_are_an_error(client: Any) -> None:
     with pytest.raises(ValueError, match="dimension 8, got 3"):
         store.add([1], type(stored)(torch.eye(3), *torch.ones(3, 3))[:1], ["a"])
     assert isinstance(made, Calibration)
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("kind", ["matrix", "pair"])
+def test_vectors_without_kappa_are_an_error(client: Any, kind: str) -> None:
+    store, stored = QdrantGallery(client, collection(client), label="topic"), gallery()[0]
+    values: Any = stored.mean if kind == "matrix" else (stored.mean, stored.kappa)
+    with pytest.raises(ValueError, match=r"must be lam.Embeddings"):
+        store.answer(values, calibration())
+    with pytest.raises(ValueError, match=r"must be lam.Embeddings"):
+        store.add([1], values, ["a"])

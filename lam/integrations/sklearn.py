@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, OutlierMixin, TransformerMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from lam.methods.fit import fit
@@ -80,9 +80,13 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         check_share("flag_rate", self.flag_rate)
         check_share("calibration", self.calibration)
         positive_integer("k", self.k)
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=4, ensure_min_features=2)
-        labels = None if y is None else torch.from_numpy(np.unique(column_or_1d(y), return_inverse=True)[1])
-        check_consistent_length(X, labels)
+        least: Any = {"ensure_min_samples": 4, "ensure_min_features": 2}
+        labels = None
+        if y is None:
+            X = validate_data(self, X, dtype=np.float64, **least)
+        else:  # rejects missing labels, which would be one class
+            X, y = validate_data(self, X, y, dtype=np.float64, **least)
+            labels = torch.from_numpy(np.unique(y, return_inverse=True)[1])
         random = check_random_state(self.random_state)
         order, seed = random.permutation(len(X)), int(random.randint(2**31))
         n_held_out = min(max(1, round(self.calibration * len(X))), len(X) - 3)

@@ -52,7 +52,11 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
 
     @classmethod
     def of(cls, encoder: Encoder, calibration: Calibration | None = None, metrics: Any = None) -> "HubEncoder":
-        """A `HubEncoder` with these attributes."""
+        """A `HubEncoder` with these attributes; a `ValueError` for another kind of encoder or metrics."""
+        if not isinstance(encoder, Encoder):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"encoder must be a lam.Encoder, got {type(encoder).__name__}: lam.fit makes one")
+        if not isinstance(metrics, Mapping | None):
+            raise ValueError(f"metrics must be a dict, got {type(metrics).__name__}: give evaluation.metrics")
         hub = cls()
         hub.encoder, hub.calibration, hub.metrics = encoder, calibration, metrics or {}
         return hub
@@ -118,12 +122,13 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
     def _card(self) -> Iterator[str]:
         yield "# A retrieval network that knows how sure it is\n"
         kind = f"`{self.encoder.kind}`, {self.encoder.dimension} dimensions"
-        yield f"An encoder of lam, distribution `lam-retrieval` ({kind}): every embedding is a"
-        yield "von Mises-Fisher distribution with a concentration κ.\n"
-        yield "```python\nfrom lam.integrations.hub import HubEncoder\n"
+        yield f"An encoder of lam, distribution `lam-retrieval` ({kind})."
+        if self.encoder.has_kappa:
+            yield "Every embedding is a von Mises-Fisher distribution with a concentration κ."
+        yield "\n```python\nfrom lam.integrations.hub import HubEncoder\n"
         yield 'hub = HubEncoder.from_pretrained("OWNER/NAME")  # or a folder\nhub.encoder, hub.calibration\n```\n'
         yield from _metric_table(self.metrics)
-        yield from _score_table(self.metrics)
+        yield from _score_table(self.metrics, self.encoder.ood_score)
         yield "## Promises\n"
         lines = () if self.calibration is None else _promises(self.calibration)
         yield from lines or ("None: this encoder has no calibration.",)
@@ -155,13 +160,16 @@ def _metric_table(metrics: Mapping[str, float | int | None]) -> Iterator[str]:
         yield ""
 
 
-def _score_table(metrics: Mapping[str, float | int | None]) -> Iterator[str]:
-    """A table with a row for each score and a column for each metric by score, for the first OOD set."""
+def _score_table(metrics: Mapping[str, float | int | None], own: str) -> Iterator[str]:
+    """A table with a row for each score and a column for each metric by score, for the first OOD set.
+
+    `own` is the encoder's own score, which keys such as `auroc` omit.
+    """
     cells: dict[str, dict[str, float | int | None]] = {}
     for key, (metric, score, ood_set) in ((key, Key.parse(key)) for key in metrics):
         by = METRICS[metric].by_score if metric in METRICS else None
         if by is not None and not ood_set:
-            cells.setdefault(score or ("own score" if by == OWN else by), {})[metric] = metrics[key]
+            cells.setdefault(score or (own if by == OWN else by), {})[metric] = metrics[key]
     if columns := [name for name in METRICS if any(name in row for row in cells.values())]:
         yield "## Metrics by score\n\n| score | " + " | ".join(METRICS[name].name for name in columns) + " |"
         yield "| --- " * (len(columns) + 1) + "|"

@@ -3,14 +3,16 @@
 import shutil
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import lam
+from lam.encoders.deterministic import DeterministicEncoder
 from lam.integrations.hub import HubEncoder
-from lam.retrieval import Calibration
+from lam.retrieval import SCORES, Calibration
 from lam.utils.files import CorruptFileError
 from tests.conftest import FinishedRun
 from tests.retrieval.decisions.test_judge import calibration
@@ -117,11 +119,27 @@ def test_the_card_has_both_tables_promises_and_limits(tmp_path: Path) -> None:
     assert card.startswith("---\nlibrary_name: lam\n")
     assert "| 0.9 | ↑ higher is better |" in card
     assert "## Metrics by score" in card
-    assert "| own score | " in card
+    rows = [line for line in card.splitlines() if line.startswith(f"| {SCORES['kappa'].name} | ")]
+    assert rows == [f"| {SCORES['kappa'].name} | 0.8 |  |"]  # `auroc` is of the encoder's own score
     assert "At most 0.05 of queries without a match are answered" in card
     assert "## Limits\n\n- The rates assume" in card
     published(tmp_path / "bare", None)
     assert "None: this encoder has no calibration" in (tmp_path / "bare" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_of_a_network_without_uncertainty_claims_no_kappa(tmp_path: Path) -> None:
+    bare = DeterministicEncoder(network(), "2")
+    for one, claims in ((bare, False), (encoder(), True)):
+        assert ("concentration" in str(HubEncoder.of(one).generate_model_card())) == claims
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_a_network_and_a_whole_evaluation_are_an_error() -> None:
+    other: Any = network()
+    with pytest.raises(ValueError, match="encoder must be a lam.Encoder"):
+        HubEncoder.of(other)
+    with pytest.raises(ValueError, match="metrics must be a dict"):
+        HubEncoder.of(encoder(), metrics=lam.evaluate(encoder(), (torch.randn(8, 6), torch.arange(8) % 2)))
 
 
 def test_a_run_is_published_with_its_own_numbers(finished_run: FinishedRun, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ with needs_extra("langchain", "the adapter of LangChain"):
     from langchain_core.runnables import run_in_executor
     from langchain_core.vectorstores import VectorStore
     from langchain_core.vectorstores.utils import maximal_marginal_relevance
+    from pydantic import ConfigDict
 
 Filter = Callable[[Document], bool] | None
 
@@ -198,6 +199,8 @@ class LamRetriever(BaseRetriever):
 
     If the decision is not `match`, `on_unknown` chooses between all documents, no documents and an `UnknownQueryError`.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     store: LamVectorStore
     k: int = 4

@@ -16,13 +16,15 @@ with needs_extra("llama-index", "the adapter of LlamaIndex"):
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-    from pydantic import InstanceOf
+    from pydantic import ConfigDict, InstanceOf
 
 _TOLERANCE = 1e-4  # of a cosine in float32
 
 
 class LamEmbedding(BaseEmbedding):
     """Mean directions of an encoder of texts, as `embed_model` of an index; `n_samples` as in `Encoder.embed`."""
+
+    model_config = ConfigDict(extra="forbid")
 
     encoder: InstanceOf[Encoder]
     n_samples: int | None = None
@@ -60,6 +62,8 @@ class LamPostprocessor(BaseNodePostprocessor):
         on_unknown: chooses between all nodes, no nodes and an `UnknownQueryError` if the decision is not `match`.
         n_samples: as in `Encoder.embed`.
     """
+
+    model_config = ConfigDict(extra="forbid")  # such as `similarity_cutoff`, the option of `SimilarityPostprocessor`
 
     encoder: InstanceOf[Encoder]
     calibration: InstanceOf[Calibration]

@@ -187,6 +187,9 @@ def test_an_unknown_query_gets_documents_or_none_or_an_error(store: LamVectorSto
         assert len(LamRetriever(store=store, on_unknown=on_unknown).invoke(matched)) == 4
     with pytest.raises(ValueError, match="on_unknown"):
         LamRetriever(store=store, on_unknown="ignore")  # pyright: ignore[reportArgumentType]
+    misspelt: Any = {"on_unkown": "raise"}
+    with pytest.raises(ValueError, match="on_unkown"):
+        LamRetriever(store=store, **misspelt)
 
 
 def filled(kind: Any) -> Any:

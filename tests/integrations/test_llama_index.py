@@ -12,7 +12,7 @@ from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
 from lam.integrations.judging import UnknownQueryError
-from lam.integrations.llama_index import LamPostprocessor, open_run
+from lam.integrations.llama_index import LamEmbedding, LamPostprocessor, open_run
 from lam.runs.search import search
 
 STRANGE = "zebra quantum"
@@ -99,6 +99,13 @@ def scored(*scores: float | None) -> list[NodeWithScore]:
 def test_other_scores_and_too_few_nodes_are_refused(topics_run: Path, nodes: list[NodeWithScore], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         postprocessor(topics_run).postprocess_nodes(nodes, query_str=QUERY)
+
+
+def test_an_unknown_option_is_an_error(topics_run: Path) -> None:
+    with pytest.raises(ValueError, match="similarity_cutoff"):
+        postprocessor(topics_run, similarity_cutoff=0.7)
+    with pytest.raises(ValueError, match="n_sample"):
+        LamEmbedding(open_run(topics_run)[1].encoder, n_sample=4)
 
 
 def test_the_query_is_needed(topics_run: Path, index: VectorStoreIndex) -> None:

@@ -256,7 +256,7 @@ MUTANTS = (
     ),
     Mutant(
         "finite vectors in an index",
-        "lam.retrieval.index.checks:_refuse_bad_rows",
+        "lam.retrieval.index.checks:check_unit_lengths",
         'check_finite("embeddings", _)',
         "None",
         "tests/retrieval/index/test_faiss_index.py::test_bad_embeddings_are_refused_everywhere_and_change_nothing",

@@ -3,7 +3,6 @@
 FAISS accepts NaN and checks dimensions with `assert`; a Milvus server reports errors late.
 """
 
-import sys
 from collections.abc import Container, Sequence
 from typing import Any, SupportsIndex
 
@@ -34,36 +33,21 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
         wide = mean[rows].double()
         norm[rows] = wide.norm(dim=1, keepdim=True)
         unit[rows] = wide / norm[rows]
-    near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
-    if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
-        _refuse_bad_rows(embeddings, norm[:, 0])
-    return unit
-
-
-def _within(values: Tensor, least: float, greatest: float) -> bool:
-    """Whether all values lie in [least, greatest]; false if one is NaN."""
-    if values.numel() == 0:
-        return True
-    low, high = values.detach().aminmax()
-    return least <= float(low) and float(high) <= greatest
-
-
-def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
-    check_finite("embeddings", embeddings.mean)
-    check_finite("kappa", embeddings.kappa)
-    negative = (embeddings.kappa < 0).nonzero()
-    if len(negative):
-        row = int(negative[0])
+    check_unit_lengths(norm[:, 0])
+    if not ((embeddings.kappa >= 0) & (embeddings.kappa < torch.inf)).all():
+        check_finite("kappa", embeddings.kappa)
+        row = int((embeddings.kappa < 0).nonzero()[0])
         raise ValueError(f"kappa must not be negative, got {float(embeddings.kappa[row])} at index {row}")
-    check_unit_lengths(norm)
+    return unit
 
 
 def check_unit_lengths(norm: Float[Tensor, " N"], exempt: Bool[Tensor, " N"] | None = None) -> None:
     """Reject lengths that are not near 1, except in the rows `exempt`."""
-    wrong = (norm - 1).abs() > _NORM_TOLERANCE
-    rows = (wrong if exempt is None else wrong & ~exempt).nonzero()
-    if len(rows):
-        row = int(rows[0])
+    is_right = (norm - 1).abs() <= _NORM_TOLERANCE
+    is_right = is_right if exempt is None else is_right | exempt
+    if not is_right.all():
+        check_finite("embeddings", norm)
+        row = int((~is_right).nonzero()[0])
         raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
 
 

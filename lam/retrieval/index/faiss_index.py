@@ -273,16 +273,14 @@ class Index:
         settings, store, structure, problem = index_files.load(folder)
         index = cls(store.dimension, settings["factory"], parameters=settings["parameters"], device=device)
         index._store, index.mean_samples = store, settings["mean_samples"]
-        if problem is None:
-            if structure is None:  # Flat, saved on a CPU: a GPU needs a structure
-                index._faiss = index._rebuilt()
-            elif index._faiss is not None:
-                index._faiss = faiss_calls.prepare(structure, index.parameters, device)
+        if structure is not None and index._faiss is not None:
+            index._faiss = faiss_calls.prepare(structure, index.parameters, device)
             return index
-        warnings.warn(f"{problem}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
-        if not index.is_trained and len(index):
-            index._retrain()
-        index._faiss = index._rebuilt()
+        if problem is not None:
+            warnings.warn(f"{problem}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
+            if not index.is_trained and len(index):
+                index._retrain()
+        index._faiss = index._rebuilt()  # also for Flat that was saved on a CPU: a GPU needs a structure
         return index
 
     def _retrain(self) -> None:

@@ -171,11 +171,7 @@ class MilvusIndex:
         self._send(self._rows(embeddings, ids))
 
     def remove(self, ids: Ids) -> None:
-        """Remove items: all of them, or none if an id is unknown.
-
-        Raises:
-            ValueError: for ids that are repeated or not in the index.
-        """
+        """Remove items: all of them, or none if an id is unknown; errors as for `Index.remove`."""
         self._delete(list(self._kappa_by_id(ids_tensor(ids).tolist(), all_stored=True)))
 
     def discard(self, ids: Ids) -> None:
@@ -220,11 +216,7 @@ class MilvusIndex:
         return Hits(ids.to(mean.device), scores.clamp(-1, 1).to(mean), kappa.to(embeddings.kappa))
 
     def kappa_of(self, ids: Ids) -> Float64[Tensor, " N"]:
-        """(N,) stored concentrations of N ids.
-
-        Raises:
-            ValueError: for ids that are repeated or not in the index.
-        """
+        """(N,) stored concentrations of N ids; errors as for `Index.kappa_of`."""
         known = ids_tensor(ids).tolist()
         kappa = self._kappa_by_id(known, all_stored=True)
         return torch.tensor([kappa[item] for item in known], dtype=torch.float64)

@@ -293,22 +293,17 @@ def _search_chunk(
     chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray | None
 ) -> Found:
     """The k best of some rows of a chunk."""
-    stored, kappa = chunk.vectors[rows], chunk.kappa[rows]
-    is_all = among is None and not least_kappa and not chunk.n_removed
-    allowed = None if is_all else chunk.allowed(rows, least_kappa, among)
-    n_allowed = len(kappa) if allowed is None else int(allowed.sum())
+    stored, kappa, allowed = chunk.vectors[rows], chunk.kappa[rows], chunk.allowed(rows, least_kappa, among)
+    n_allowed = int(allowed.sum())
     k, n_hidden = min(k, n_allowed), len(kappa) - n_allowed
     if k == 0:
         return _no_hits(len(vectors))
-    if allowed is None:
-        found = faiss_calls.nearest(stored, vectors, k)[1]
-    elif among is not None:
-        found = _nearest_of(np.flatnonzero(allowed), stored, vectors, k)
-    else:
+    found = None
+    if among is None:
         found = faiss_calls.nearest(stored, vectors, k + min(k, n_hidden))[1]
         found = np.where(allowed[found], found, -1)
-        if ((found >= 0).sum(axis=1) < k).any():  # too many hidden rows among the candidates
-            found = _nearest_of(np.flatnonzero(allowed), stored, vectors, k)
+    if found is None or ((found >= 0).sum(axis=1) < k).any():  # too many hidden rows among the candidates
+        found = _nearest_of(np.flatnonzero(allowed), stored, vectors, k)
     found, cosines = score(stored.__getitem__, vectors, found)
     return chunk.ids[rows][found], cosines, kappa[found]
 

@@ -8,7 +8,6 @@ split alone, one half of which is the gallery; test split and MNIST are then ask
 """
 
 import argparse
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
             "miss_target": made.targets.conformal_miss,
             "miss_on_test": float((asked.rank > made.depth).double().mean()),
         },
-        "open_set": [asdict(open_set_metrics(asked, fpir=fpir)) for fpir in FAR_TARGETS],
+        "open_set": [open_set_metrics(asked, fpir=fpir) for fpir in FAR_TARGETS],
         "no_match": no_match(made, gallery, stored, {"fashionmnist": test, "mnist": outside}),
     }
 

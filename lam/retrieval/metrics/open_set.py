@@ -22,43 +22,14 @@ from torch import Tensor
 
 from lam.retrieval.index.exact import check_same_dimension
 from lam.retrieval.metrics.scores import N_HITS
-from lam.retrieval.metrics.uncertainty import count_at_thresholds
+from lam.retrieval.metrics.uncertainty import checked_answers, count_at_thresholds
 from lam.utils.blocks import row_blocks
-from lam.utils.checks import booleans, check_length, check_no_nan, check_share, unit_rows
+from lam.utils.checks import booleans, check_no_nan, check_share, unit_rows
 
 Matches = Callable[[Int64[Tensor, " R"]], Bool[Tensor, "R N"]]
 """Function from positions of R queries to a mask of the gallery items that match each query."""
 
 _BLOCK_ELEMENTS = 2**22  # cosines in memory at once
-
-
-@dataclass(frozen=True)
-class OpenSet:
-    """Open-set metrics at one false-positive rate, for galleries of size `gallery_size`.
-
-    Attributes:
-        gallery_size: number of items that were searched.
-        n_mated: number of searches with a match.
-        n_non_mated: number of searches without a match.
-        fpir: the requested false-positive identification rate.
-        threshold: see `threshold_at`.
-        tpir: see `tpir_at_fpir`.
-        dir: see `dir_at_far`.
-        oscr: see `oscr`.
-        aurc: of the mated searches; see `aurc`.
-        recall_at_full_precision: of all searches; see `recall_at_full_precision`.
-    """
-
-    gallery_size: int
-    n_mated: int
-    n_non_mated: int
-    fpir: float
-    threshold: float
-    tpir: float
-    dir: float
-    oscr: float
-    aurc: float
-    recall_at_full_precision: float
 
 
 @dataclass(frozen=True)
@@ -161,27 +132,27 @@ def _search_block(cosines: Tensor, matching: Tensor, own: Tensor | None) -> tupl
     return hits, scores, correct, mated, nearest_others.indices, nearest_others.values, rank
 
 
-def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics from two searches for each query: a mated search, if a match exists, and one that leaves matches out."""
+def open_set_metrics(searches: Searches, *, fpir: float) -> dict[str, float | int]:
+    """Metrics from two searches for each query: a mated search, if a match exists, and one that leaves matches out.
+
+    The keys are the size of the gallery, the numbers of searches, the rate `fpir`, and the metrics of this module.
+    """
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]
-    return OpenSet(
-        gallery_size=searches.gallery_size,
-        n_mated=len(mated),
-        n_non_mated=len(non_mated),
-        fpir=fpir,
-        threshold=threshold_at(non_mated, fpir),
-        tpir=tpir_at_fpir(mated, non_mated, fpir=fpir),
-        dir=dir_at_far(score, correct, non_mated, far=fpir),
-        oscr=oscr(score, correct, non_mated),
-        aurc=aurc(correct, -score),
-        recall_at_full_precision=recall_at_full_precision(
-            torch.cat([score, non_mated]),
-            torch.cat([correct, torch.zeros(len(non_mated), dtype=torch.bool)]),
-            n_answerable=len(mated),
-        ),
-    )
+    of_all = torch.cat([score, non_mated]), torch.cat([correct, torch.zeros(len(non_mated), dtype=torch.bool)])
+    return {
+        "gallery_size": searches.gallery_size,
+        "n_mated": len(mated),
+        "n_non_mated": len(non_mated),
+        "fpir": fpir,
+        "threshold": threshold_at(non_mated, fpir),
+        "tpir": tpir_at_fpir(mated, non_mated, fpir=fpir),
+        "dir": dir_at_far(score, correct, non_mated, far=fpir),
+        "oscr": oscr(score, correct, non_mated),
+        "aurc": aurc(correct, -score),
+        "recall_at_full_precision": recall_at_full_precision(*of_all, n_answerable=len(mated)),
+    }
 
 
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
@@ -231,10 +202,7 @@ def dir_at_far(
         >>> dir_at_far(score, correct, torch.tensor([0.1, 0.2]), far=0.1)
         0.5
     """
-    correct = booleans("correct", correct)
-    check_length("correct", correct, "the scores", len(score))
-    check_no_nan("score", score)
-    threshold = threshold_at(non_mated, far)
+    correct, threshold = checked_answers(correct, "score", score), threshold_at(non_mated, far)
     if len(score) == 0 or threshold != threshold:
         return float("nan")
     return float((correct & (score > threshold)).double().mean())
@@ -253,9 +221,7 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
         >>> oscr(torch.tensor([0.9, 0.5]), torch.tensor([True, True]), torch.tensor([0.7, 0.1]))
         0.75
     """
-    correct = booleans("correct", correct)
-    check_length("correct", correct, "the scores", len(score))
-    check_no_nan("score", score)
+    correct = checked_answers(correct, "score", score)
     check_no_nan("non_mated", non_mated)
     if len(score) == 0 or len(non_mated) == 0:
         return float("nan")
@@ -299,9 +265,7 @@ def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, "
         >>> recall_at_full_precision(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([True, False, True]), n_answerable=2)
         0.5
     """
-    correct = booleans("correct", correct)
-    check_length("correct", correct, "the scores", len(score))
-    check_no_nan("score", score)
+    correct = checked_answers(correct, "score", score)
     n_right = int(correct.sum())
     if not n_right <= n_answerable <= len(score):
         raise ValueError(

@@ -90,11 +90,7 @@ def relevant_ranks(
 ) -> RelevantRanks:
     """Ranks of relevant items in the whole gallery, by falling cosine, and by rising index in a tie.
 
-    Args:
-        queries: (Q, D) finite, non-zero.
-        gallery: (N, D) finite, non-zero; None to rank the other queries.
-        matches: takes positions of queries; returns which gallery items are relevant to each. Without a gallery, a
-            query never matches itself.
+    Arguments as in `lam.retrieval.metrics.open_set.search_open_set`.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1, 0])

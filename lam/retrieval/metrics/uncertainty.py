@@ -5,6 +5,7 @@ Metrics that compare two data sets are in `lam.retrieval.metrics.ood`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,14 +86,22 @@ def count_at_thresholds(
 
     A threshold keeps or drops a tie as a whole: T distinct uncertainties give T + 1 numbers each, float64, on the CPU.
     """
-    selected = booleans("correct", selected)
-    check_length("uncertainty", uncertainty, "the queries", len(selected))
-    check_no_nan("uncertainty", uncertainty)
+    selected = checked_answers(selected, "uncertainty", uncertainty)
     order = uncertainty.argsort()
     _, sizes = uncertainty[order].unique_consecutive(return_counts=True)
     kept = torch.cat([sizes.new_zeros(1), sizes]).cumsum(0)
     counts = torch.cat([selected.new_zeros(1), selected[order]]).cumsum(0)[kept]
     return kept.double().cpu(), counts.double().cpu()
+
+
+def checked_answers(
+    correct: Tensor, name: str, values: Tensor, *, check: Callable[[str, Tensor], None] = check_no_nan
+) -> Bool[Tensor, " Q"]:
+    """`correct` as booleans, after a check of the `values`, one for each query."""
+    correct = booleans("correct", correct)
+    check_length(name, values, "the queries", len(correct))
+    check(name, values)
+    return correct
 
 
 @dataclass(frozen=True)
@@ -153,9 +162,7 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
     0.5 for a useless uncertainty, NaN if all first hits are right or all are wrong.
     """
-    correct = booleans("correct", correct)
-    check_length("uncertainty", uncertainty, "the queries", len(correct))
-    check_finite("uncertainty", uncertainty)
+    correct = checked_answers(correct, "uncertainty", uncertainty, check=check_finite)
     return auroc(uncertainty[correct], uncertainty[~correct])
 
 
@@ -166,9 +173,7 @@ def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 
     Source: Mann and Whitney (1947).
     """
-    correct = booleans("correct", correct)
-    check_length("uncertainty", uncertainty, "the queries", len(correct))
-    check_finite("uncertainty", uncertainty)
+    correct = checked_answers(correct, "uncertainty", uncertainty, check=check_finite)
     if _is_one_sided(correct):
         return float("nan")
     if (uncertainty == uncertainty[0]).all():

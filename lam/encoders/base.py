@@ -179,21 +179,13 @@ class Encoder(ABC):
         parts = self.predict_batches(inputs, n_samples=n_samples, joint=joint, progress=progress)
         return Prediction.concatenate(list(parts))
 
-    def predict_labelled(
-        self,
-        loader: Iterable[Batch],
-        purpose: str,
-        *,
-        n_samples: int | None = None,
-        joint: bool = False,
-        progress: bool = False,
-    ) -> tuple[Prediction, Tensor]:
+    def predict_labelled(self, loader: Iterable[Batch], purpose: str, **options: Any) -> tuple[Prediction, Tensor]:
         """The prediction for batches (inputs, targets), and the targets on the device of the features.
 
         Args:
             loader: batches, each with labels or positions.
             purpose: what needs the targets, for the error about a batch without targets.
-            n_samples, joint, progress: as in `predict`.
+            options: `n_samples`, `joint` and `progress`, as in `predict`.
 
         Raises:
             ValueError: as `predict`; also for items without a target.
@@ -206,7 +198,7 @@ class Encoder(ABC):
                 yield inputs
 
         parts: list[Prediction] = []
-        for part in self.predict_batches(inputs_alone(), n_samples=n_samples, joint=joint, progress=progress):
+        for part in self.predict_batches(inputs_alone(), **options):
             targets[-1] = targets_of(part.features, targets[-1])
             parts.append(part)
         return Prediction.concatenate(parts), torch.cat(targets)

@@ -24,9 +24,8 @@ from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval import auroc
-from lam.tuning.evidence import tune_prior
 from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
-from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
+from lam.tuning.scale import CLIPPED_LIMIT, Tuning, best_posterior, calibrate_scale, complaint, tune_prior
 from lam.utils.checks import check_choice, check_tensor
 from lam.utils.files import check_output
 from lam.utils.notes import Note
@@ -304,10 +303,7 @@ class BayesianEncoder(Encoder):
         posterior = cls._restore_posterior(cls.posteriors[settings["posterior"]["structure"]], saved)
         encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **base_arguments(saved))
         if settings["tuning"] is not None:
-            trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
-            replaced = settings["tuning"]["replaced"]
-            replaced = None if replaced is None else ReplacedCurvature(**replaced)
-            encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials, "replaced": replaced})
+            encoder.tuning = Tuning.restored(settings["tuning"])
         if settings["recommendation"] is not None:
             encoder.recommendation = Recommendation(**settings["recommendation"])
         return encoder

@@ -9,7 +9,6 @@ from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.deterministic import DeterministicEncoder, GaussianEncoder, HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.ensemble import DropoutEncoder, EnsembleEncoder
-from lam.encoders.files import SavedEncoder
 from lam.encoders.layers import LayersEncoder
 from lam.models.weights import unwrapped
 from lam.tuning.ambiguity import Ambiguity
@@ -56,20 +55,17 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
         raise ValueError(f"{folder} is a run: give lam.load({str(of_run)!r})")
     try:
         inner = None if network is None else unwrapped(network, compiled=False)  # as `lam.fit` does
-        return _restored(encoder_files.load(folder, inner), folder)
+        saved = encoder_files.load(folder, inner)
+        if saved.kind not in ENCODERS:
+            raise ValueError(
+                f"{folder} holds an encoder of kind {saved.kind!r}; known kinds are {', '.join(ENCODERS)}: enter "
+                "others with lam.encoders.load.register"
+            )
+        encoder = ENCODERS[saved.kind].restored(saved)
+        if isinstance(encoder, BayesianEncoder):
+            encoder.posterior.log_marginal_likelihood(encoder.posterior.alpha)  # a wrong setting fails here
+        if saved.ambiguity is not None:
+            encoder.ambiguity, encoder.has_kappa = Ambiguity.restored(saved.ambiguity), True
+        return encoder
     except _UNREADABLE as error:
         raise ValueError(f"{folder} holds no encoder that lam wrote ({type(error).__name__}: {error})") from error
-
-
-def _restored(saved: SavedEncoder, folder: str | Path) -> Encoder:
-    if saved.kind not in ENCODERS:
-        raise ValueError(
-            f"{folder} holds an encoder of kind {saved.kind!r}; known kinds are {', '.join(ENCODERS)}: enter others "
-            "with lam.encoders.load.register"
-        )
-    encoder = ENCODERS[saved.kind].restored(saved)
-    if isinstance(encoder, BayesianEncoder):
-        encoder.posterior.log_marginal_likelihood(encoder.posterior.alpha)  # a wrong setting fails here
-    if saved.ambiguity is not None:
-        encoder.ambiguity, encoder.has_kappa = Ambiguity.restored(saved.ambiguity), True
-    return encoder

@@ -1,6 +1,7 @@
-"""The likelihood scale of a posterior, chosen on held-out data."""
+"""The likelihood scale of a posterior, chosen on held-out data, or its prior precision, chosen by the evidence."""
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from lam.pairs.relevance import Relevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.votes import answers_of
-from lam.utils.checks import check_at_least
+from lam.utils.checks import check_at_least, check_positive
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
@@ -32,6 +33,7 @@ NEAR_COSINE = 0.99
 """If scales tie, tuning prefers a scale with at least this `direction_cosine`. Easy queries cause ties."""
 
 _DEPTH = 10
+_WITHIN = 1e-7, 1e7  # α in this range is a maximum; `Posterior.with_best_prior` searches ten times as far
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,12 @@ class Tuning:
     clipped_share: float
     n_queries: int
     replaced: ReplacedCurvature | None = None
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> "Tuning":
+        """A tuning from its fields as JSON."""
+        replaced = None if saved["replaced"] is None else ReplacedCurvature(**saved["replaced"])
+        return cls(**{**saved, "trials": tuple(Trial(**trial) for trial in saved["trials"]), "replaced": replaced})
 
     @property
     def chosen(self) -> Trial:
@@ -225,6 +233,27 @@ def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
     curvature = to_settings(old.posterior.curvature.curvature)
     replaced = ReplacedCurvature(curvature, old.tuning.clipped_share, old.tuning.chosen.score)
     return new._replace(tuning=replace(new.tuning, replaced=replaced))
+
+
+def tune_prior(posterior: Posterior, step: float | None) -> Posterior:
+    """The posterior with the best α, or after one step of size `step` in log α; the likelihood scale stays.
+
+    Warns if the evidence has no maximum, for example without positive curvature; α is then at an end of its range.
+
+    Raises:
+        ValueError: for a step that is not positive.
+    """
+    check_positive("step", step)
+    if step is not None:
+        return posterior.with_prior_step(step)
+    best = posterior.with_best_prior()
+    if not _WITHIN[0] < best.alpha < _WITHIN[1]:
+        warnings.warn(
+            f"κ says little: the evidence has no maximum, so the prior precision went to {best.alpha:.2g}, an end of "
+            "its range; tune by calibration, or fit with a prior_precision, on data with more pairs",
+            stacklevel=3,
+        )
+    return best
 
 
 class _Tuner:

@@ -136,20 +136,6 @@ def test_the_curvature_is_the_sum_over_batches():
     assert encoder.posterior.scale == 64.0**2
 
 
-def test_two_fits_added_equal_one_and_forgetting_undoes_it():
-    batches = make_batches(6)
-    whole, first, second = fit(batches), fit(batches[:2]), fit(batches[2:])
-    joined = first + second
-    expected = whole.posterior.curvature.sums
-    torch.testing.assert_close(joined.posterior.curvature.sums, expected, rtol=1e-12, atol=0)
-    assert joined.posterior.scale == whole.posterior.scale
-    joined.forget(batches[2:])
-    torch.testing.assert_close(joined.posterior.curvature.sums, first.posterior.curvature.sums, rtol=1e-9, atol=1e-12)
-    assert joined.posterior.n_items == first.posterior.n_items
-    with pytest.raises(ValueError, match="of 32 items can be forgotten, got 96"):
-        joined.forget(batches)
-
-
 def test_new_data_are_added_to_a_tuned_and_saved_encoder(tmp_path):
     batches = make_batches(6)
     whole, first, second = fit(batches), fit(batches[:2]), fit(batches[2:])
@@ -254,15 +240,6 @@ def test_half_precision_networks_keep_a_float32_posterior():
     assert encoder.posterior.weight.dtype == torch.float32
     assert encoder.embed(batches).kappa.dtype == torch.float32
     assert network[2].weight.dtype == torch.bfloat16
-
-
-def test_moved_to_a_device_it_stays_the_same():
-    batches = make_batches()
-    encoder = fit(batches)
-    expected = encoder.embed(batches).kappa
-    assert encoder.to("cpu") is encoder
-    assert torch.equal(encoder.embed(batches).kappa, expected)
-    assert encoder.posterior.to("cpu").seed == encoder.posterior.seed
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

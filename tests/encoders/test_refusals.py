@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -107,18 +107,21 @@ def test_what_cannot_hold_the_saved_networks_is_refused(network: Any, message: s
         lam.load(tmp_path, network)
 
 
-def test_labels_of_a_data_set_are_checked_before_the_network_runs():
+@pytest.mark.parametrize(
+    ("name", "labels"), [("labels", torch.zeros(6, dtype=torch.long)), ("targets", [3] * 6)], ids=["own", "of others"]
+)
+def test_labels_of_a_data_set_are_checked_before_the_network_runs(name: str, labels: Any):
     class OneClass(torch.utils.data.Dataset):
-        labels = torch.zeros(6, dtype=torch.long)
-
         def __len__(self) -> int:
             return 6
 
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
             raise AssertionError("an image was read")
 
+    dataset = OneClass()
+    setattr(dataset, name, labels)
     with pytest.raises(ValueError, match="all 6 items have one label"):
-        lam.fit(make_network(), torch.utils.data.DataLoader(OneClass(), batch_size=2), margin=0.7, progress=False)
+        lam.fit(make_network(), torch.utils.data.DataLoader(dataset, batch_size=2), margin=0.7, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -250,20 +253,6 @@ def test_a_curvature_of_zero_is_refused(pairs: Any):
 def test_ranges_of_scales_are_checked(options, message):
     with pytest.raises(ValueError, match=message):
         fit().tune(make_batches(), **options)
-
-
-def test_data_sets_of_others_are_checked_by_their_targets():
-    class Others(torch.utils.data.Dataset):
-        targets: ClassVar[list[int]] = [3, 3, 3]
-
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            raise AssertionError("an image was read")
-
-    with pytest.raises(ValueError, match="all 3 items have one label"):
-        lam.fit(make_network(), torch.utils.data.DataLoader(Others()), margin=0.7, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_it_forgets_batches_and_adds_others(structure: str):
     batches = make_batches(6)
     whole, first, second = (fit(part, **options_of(structure)) for part in (batches, batches[:3], batches[3:]))
     whole.forget(batches[3:])
+    assert whole.posterior.n_items == first.posterior.n_items
     variance = whole.posterior.output_spread()(whole.features(batches)).variance
     if structure in BASES:
         assert whole.posterior.curvature.counts == first.posterior.curvature.counts

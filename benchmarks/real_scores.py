@@ -26,7 +26,7 @@ from lam.posteriors import Posterior
 from lam.retrieval.decisions.abstention import ABSTAIN
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets
-from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.conformal import ConformalScores, least_rate
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.exact import rank
@@ -409,7 +409,7 @@ def promised(
             name: _share((take(known) > _quantile(take(refused), rate)) & correct) for name, take in statistics.items()
         }
     }
-    if rate < (least := made.false_accepts.least_rate):
+    if rate < (least := least_rate(made.false_accepts.n_units)):
         return {**found, "least": least}
     thresholds = {made.accept: made.false_accepts.threshold(rate)}
     if of_strangers:

@@ -78,15 +78,14 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             strangers=strangers.found,
             mixture=mixture,
         )
-        calibration = calibrate(
-            data,
-            choices,
-            key=inputs.run.fingerprint,
+        calibration = calibrate(data, choices, key=inputs.run.fingerprint)
+        calibration = replace(
+            calibration,
             verifier=known.verifier,
             unseen=_unseen(inputs.run, gallery) if is_whole else None,
             intervals=_intervals(known),
             unmatched=_unmatched(known, strangers, targets.far, inputs.config.seed),
-            facts=_facts(inputs, known, strangers, mixture, targets),
+            facts=_facts(inputs, known, strangers, mixture, targets) | calibration.facts,
         )
         _warn_of_constant_flag(calibration)
         save_calibration(inputs.run.folder, calibration)

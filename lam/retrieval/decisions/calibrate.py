@@ -11,15 +11,13 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
-from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, UnmatchedQueries, query_scores
+from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, needed
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input
 from lam.retrieval.decisions.match_probability import SHARE, DensityRatio, MatchProbability
 from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
 from lam.retrieval.decisions.probability import probability_bins
-from lam.retrieval.decisions.unseen_classes import UnseenClasses
-from lam.retrieval.decisions.verification import CosineIntervals, Verifier
 from lam.retrieval.metrics.open_set import Searches
 from lam.retrieval.metrics.reference import Reference
 from lam.utils.checks import check_share
@@ -189,29 +187,18 @@ class Choices:
         check_share("the share of strangers", self.share)
 
 
-def calibrate(
-    data: CalibrationData,
-    choices: Choices | None = None,
-    *,
-    key: str,
-    verifier: Verifier | None = None,
-    unseen: UnseenClasses | None = None,
-    unmatched: UnmatchedQueries | None = None,
-    intervals: CosineIntervals | None = None,
-    facts: dict[str, Any] | None = None,
-) -> Calibration:
-    """Learn thresholds and probabilities.
+def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str) -> Calibration:
+    """Learn thresholds and probabilities; a mixture adds its `share_of_strangers`, with an interval, to the facts.
 
     Args:
         data: searches of held-out queries, and of strangers if any.
         choices: targets and scores; by default `Choices()`.
-        key, verifier, unseen, unmatched, intervals: see `Calibration`.
-        facts: further facts to keep, as JSON. A mixture adds its `share_of_strangers`, with an interval.
+        key: see `Calibration`.
 
     Raises:
         ValueError: if a target needs more queries, or if the evidence for a flag or an accept score is missing.
     """
-    choices, facts = Choices() if choices is None else choices, dict(facts or {})
+    choices, facts = Choices() if choices is None else choices, dict[str, Any]()
     if not isinstance(choices, Choices):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"choices must be a lam.retrieval.Choices, got {choices!r}: give Choices(targets=...)")
     nearest, strangers, searches = data.nearest(), data.strangers, data.searches
@@ -256,10 +243,6 @@ def calibrate(
         dimension=data.queries.dimension,
         nearest=nearest,
         reference=data.reference,
-        verifier=verifier,
-        unseen=unseen,
-        unmatched=unmatched,
-        intervals=intervals,
         facts=facts,
     )
     _check_promises(calibration)

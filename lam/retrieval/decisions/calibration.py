@@ -17,7 +17,7 @@ from torch import Tensor
 from lam.retrieval.decisions.abstention import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.flags import Missing, OodDetector, needs_input, substitute
+from lam.retrieval.decisions.flags import Missing, OodDetector, needs_input
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import CosineIntervals, Verifier
@@ -171,13 +171,6 @@ class Calibration:
         """The κ below which the flag `kappa` flags a query, at the rate `targets.ood`."""
         return -self._flags_above["kappa"]
 
-    def flag_without(self, *missing: Missing) -> str:
-        """The flag, or its substitute for queries without the `missing` evidence."""
-        flag, detector = self.flag, self.detector
-        for kind in missing:
-            flag = substitute(flag, kind, detector.components(flag), detector.calibrated)
-        return flag
-
     def recall(self, threshold: float) -> float:
         """Recall@1 at a threshold: share of queries with a match whose first hit is right and above the threshold."""
         return float((self.acceptances[0].right_hits > threshold).double().mean())
@@ -229,7 +222,7 @@ class Calibration:
         missing: list[Missing] = ["input"] if features is None else []
         if labels is None and "votes" in self.detector.calibrated:  # the calibration's gallery had labels
             missing.append("labels")
-        flag = self.flag_without(*missing) if k else self.flag_without(*missing, "hits")
+        flag = self.detector.substitute(self.flag, *missing, *(() if k else ("hits",)))
         ood_score = self.detector.ood_score(flag, scores)
         if flag_above is None or flag != self.flag:
             flag_above = self._flags_above[flag]
@@ -290,10 +283,8 @@ class Calibration:
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:
             cosines = labels = None
-        return self._scores(queries, cosines, features=features, labels=labels)
-
-    def _scores(self, *queries: Any, **evidence: Any) -> dict[str, Float[Tensor, " Q"]]:
-        return query_scores(*queries, **evidence, reference=self.reference, nearest=self.nearest)
+        known: Any = {"reference": self.reference, "nearest": self.nearest}
+        return query_scores(queries, cosines, features=features, labels=labels, **known)
 
     def flagged(self, embeddings: Embeddings, features: Float[Tensor, "N P"] | None = None) -> Bool[Tensor, " N"]:
         """Whether embeddings are flagged without a search, by a flag that needs no hits.
@@ -301,7 +292,8 @@ class Calibration:
         Raises:
             ValueError: if the flag needs features, but `features` is None.
         """
-        scores, flag = self._scores(embeddings, features=features), self.flag_without("hits")
+        flag = self.detector.substitute(self.flag, "hits")
+        scores = query_scores(embeddings, features=features, reference=self.reference, nearest=self.nearest)
         return self.detector.ood_score(flag, scores) > self._flags_above[flag]
 
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:

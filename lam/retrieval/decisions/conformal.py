@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
@@ -135,14 +136,12 @@ class ConformalScores:
         return self._count_above(threshold) / self.n_units, *self.interval(threshold)
 
     def _count_above(self, threshold: float) -> float:
-        return float(self._weights[len(self) - self.exceeding(threshold) :].sum())
+        return float(self._weights[self._first_above(threshold) :].sum())
 
-    def exceeding(self, threshold: float) -> int:
-        """Number of calibration scores above a threshold."""
+    def _first_above(self, threshold: float) -> int:
         if math.isnan(threshold):
             raise ValueError("threshold must be a number, got nan")
-        point = torch.tensor([threshold], dtype=torch.float64)
-        return len(self) - int(torch.searchsorted(self.scores, point, right=True))
+        return int(torch.searchsorted(self.scores, threshold, right=True))
 
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
         """Confidence interval of the rate at which new scores exceed a threshold, fixed or learnt by `threshold`.
@@ -152,10 +151,10 @@ class ConformalScores:
         Resampling fails if all scores or no scores exceed the threshold. So the interval is widened to include the
         Clopper-Pearson intervals for Σ_c F_c events in C trials, with the sum rounded down and up.
         """
-        exceeding = self.exceeding(threshold)
+        first = self._first_above(threshold)
         if self.classes is None:
-            return clopper_pearson(exceeding, len(self), level=level)
-        first, shares = len(self) - exceeding, torch.zeros(self.n_units, dtype=torch.float64)
+            return clopper_pearson(len(self) - first, len(self), level=level)
+        shares = torch.zeros(self.n_units, dtype=torch.float64)
         shares.index_add_(0, self._units[0][first:], self._weights[first:])
         n, generator = self.n_units, torch.Generator().manual_seed(0)
         means = torch.stack([shares[torch.randint(n, (n,), generator=generator)].mean() for _ in range(_RESAMPLES)])
@@ -173,18 +172,13 @@ class ConformalScores:
         exchangeable scores, P(p ≤ α) ≤ α; p ≤ α means score > threshold(α).
         """
         check_no_nan("scores", scores)
-        below = torch.searchsorted(self.scores, scores.detach().cpu().double())
-        return ((1 + self._cumulative[-1] - self._cumulative[below]) / (self.n_units + 1)).to(scores.device)
+        below, sums = torch.searchsorted(self.scores, scores.detach().cpu().double()), self._cumulative
+        return ((1 + sums[-1] - sums[below]) / (self.n_units + 1)).to(scores.device)
 
     @cached_property
     def _cumulative(self) -> Float[Tensor, "..."]:
         """(N + 1,) cumulative sums of the weights, beginning with 0."""
-        return torch.cat([torch.zeros(1, dtype=torch.float64), self._weights.cumsum(0)])
-
-    @property
-    def least_rate(self) -> float:
-        """The smallest rate that can be promised."""
-        return least_rate(self.n_units)
+        return F.pad(self._weights.cumsum(0), (1, 0))
 
     def _require_units(self, target: float) -> None:
         least = needed(target)
@@ -192,7 +186,7 @@ class ConformalScores:
             units = "calibration scores" if self.classes is None else "classes"
             raise ValueError(
                 f"a rate of {target:g} needs at least {least} {units}, got {self.n_units}: give more data, or "
-                f"a target of at least {self.least_rate:g}"
+                f"a target of at least {least_rate(self.n_units):g}"
             )
 
 
@@ -304,10 +298,9 @@ def control_selective_risk(
     from scipy.special import bdtr
 
     falling, order = scores.detach().cpu().double().sort(descending=True)
-    below = torch.cat([falling, falling.new_tensor([-math.inf])])
-    thresholds = below[torch.tensor(_ranks(len(falling), target, confidence))]
+    thresholds = F.pad(falling, (0, 1), value=-math.inf)[torch.tensor(_ranks(len(falling), target, confidence))]
     answered = torch.searchsorted(-falling, -thresholds)
-    n_wrong = torch.cat([torch.zeros(1), wrong.cpu()[order].cumsum(0)])[answered]
+    n_wrong = F.pad(wrong.cpu()[order].cumsum(0), (1, 0))[answered]
     p_values = torch.from_numpy(bdtr(n_wrong.double().numpy(), answered.numpy(), target))
     can_hold = answered >= least
     holds = ((p_values <= 1 - confidence) | ~can_hold).long().cumprod(0).bool() & can_hold

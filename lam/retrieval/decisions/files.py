@@ -24,8 +24,8 @@ from lam.utils.files import MANIFEST, FolderFormat
 from lam.utils.replaced import read_undisturbed
 
 FOLDER = "calibration"
-FORMAT = FolderFormat(11, "calibration.json", ("tables.safetensors",))
-_FLAG, _RELIABILITY, _ACCEPT = "flag_", "reliability_", "accept_"
+FORMAT = FolderFormat(12, "calibration.json", ("tables.safetensors",))
+_FLAG = "flag."
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
 _OWN: dict[str, Any] = {"targets": Targets, "kappa": Histogram, "intervals": CosineIntervals | None}
 _OF_PARTS: dict[str, Any] = {
@@ -37,12 +37,13 @@ _OF_PARTS: dict[str, Any] = {
 }
 """Types of metadata: attributes of the calibration (`_OWN`), and of its parts (`_OF_PARTS`)."""
 
-_IN_TABLES: dict[str, tuple[type[Any], dict[str, str]]] = {
-    "reference": (Reference, {"": "unit", "_labels": "labels", "_lengths": "lengths", "_embeddings": "embeddings"}),
-    "unseen": (UnseenClasses, {"": "left_out", "_labels": "labels"}),
-    "unmatched": (UnmatchedQueries, {"": "mean", "_labels": "labels", "_classes": "classes"}),
+_IN_TABLES: dict[str, type[Any]] = {
+    "reliability": ReliabilityBins,
+    "reference": Reference,
+    "unseen": UnseenClasses,
+    "unmatched": UnmatchedQueries,
 }
-"""Attributes of the calibration that are tables: the type, and its fields by the end of the table's name."""
+"""Types of the calibration's attributes that hold only tensors."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
@@ -83,10 +84,9 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
 
     kinds = _OWN | _OF_PARTS
     records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in kinds.items()}
-    flags = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
+    flags = {name.split(".")[1]: ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
     in_tables: dict[str, Any] = {
-        name: kind(**{field: tables.get(name + end) for end, field in names.items()}) if name in tables else None
-        for name, (kind, names) in _IN_TABLES.items()
+        name: kind(**parts) if (parts := _parts(name, tables)) else None for name, kind in _IN_TABLES.items()
     }
     sameness = records["sameness"]
     return Calibration(
@@ -97,28 +97,29 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             Acceptance(
                 accept,
                 answer,
-                ConformalScores(tables[f"{_ACCEPT}{place}"], tables.get(f"{_ACCEPT}{place}_classes")),
-                *(tables[f"{_ACCEPT}{place}_{name}"] for name in ("right", "asked", "is_right")),
+                ConformalScores(**_parts(f"false_accepts.{place}", tables)),
+                **_parts(f"acceptance.{place}", tables),
             )
             for place, (accept, answer) in enumerate(zip(records["accepts"], records["answers"], strict=True))
         ),
-        reliability=ReliabilityBins(*(tables[f"{_RELIABILITY}{field.name}"] for field in fields(ReliabilityBins))),
-        verifier=None if sameness is None else Verifier(ConformalScores(tables["impostors"]), sameness),
+        verifier=None if sameness is None else Verifier(ConformalScores(**_parts("impostors", tables)), sameness),
         **in_tables,
     )
 
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
-    tables: dict[str, Tensor | None] = {}
+    """The tensors of the calibration's parts, by the name of the part and of its field."""
+    parts: dict[str, Any] = {name: getattr(calibration, name) for name in _IN_TABLES}
+    parts |= {f"{_FLAG}{name}": known for name, known in calibration.detector.calibrated.items()}
+    parts["impostors"] = calibration.verifier and calibration.verifier.impostors
     for place, one in enumerate(calibration.acceptances):
-        tables |= {f"{_ACCEPT}{place}": one.false_accepts.scores, f"{_ACCEPT}{place}_right": one.right_hits}
-        tables |= {f"{_ACCEPT}{place}_asked": one.statistics, f"{_ACCEPT}{place}_is_right": one.is_right}
-        tables[f"{_ACCEPT}{place}_classes"] = one.false_accepts.classes
-    tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}
-    tables |= {f"{_RELIABILITY}{name}": values for name, values in vars(calibration.reliability).items()}
-    if calibration.verifier is not None:
-        tables["impostors"] = calibration.verifier.impostors.scores
-    for name, (_, names) in _IN_TABLES.items():
-        if (part := getattr(calibration, name)) is not None:
-            tables |= {name + end: getattr(part, field) for end, field in names.items()}
-    return {name: table for name, table in tables.items() if table is not None}
+        parts |= {f"acceptance.{place}": one, f"false_accepts.{place}": one.false_accepts}
+    named = ((name, part, field.name) for name, part in parts.items() if part is not None for field in fields(part))
+    tables = {f"{name}.{field}": getattr(part, field) for name, part, field in named}
+    return {name: table for name, table in tables.items() if isinstance(table, Tensor)}
+
+
+def _parts(name: str, tables: dict[str, Tensor]) -> dict[str, Any]:
+    """The tensors of one part, by the name of its field."""
+    start = f"{name}."
+    return {key.removeprefix(start): table for key, table in tables.items() if key.startswith(start)}

@@ -1,6 +1,6 @@
 """Flags for queries that look like strangers: a threshold on an OOD score, at a promised rate of false flags."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.evidence import Evidence
-from lam.retrieval.decisions.match_probability import MONOTONE_SCORES, monotone_regression
-from lam.retrieval.decisions.probability import MonotoneRegression, Scores
+from lam.retrieval.decisions.match_probability import MONOTONE_SCORES, monotone_regression, reads_labels
+from lam.retrieval.decisions.probability import MonotoneRegression
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.scores import SCORES
-from lam.utils.checks import check_choice, check_length, check_no_nan
+from lam.utils.checks import check_choice, check_no_nan
 
 COMBINED = "combined"
 """Name of the score that combines several scores."""
@@ -43,21 +43,11 @@ class OodDetector:
     ranking: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scores: Scores) -> "OodDetector":
-        """A detector without a combined score, from scores of N in-distribution items by name."""
-        if "kappa" not in scores:
-            raise ValueError(f"scores must hold 'kappa', got {', '.join(scores) or 'none'}")
-        columns = {name: values.detach().cpu().double() for name, values in scores.items()}
-        for name, values in columns.items():
-            check_length(name, values, "the values of kappa", len(columns["kappa"]))
-        return cls({name: ConformalScores.of(values) for name, values in columns.items()})
-
-    @classmethod
     def fit(cls, evidence: Evidence) -> "OodDetector":
         """A detector from evidence; with strangers, it has a combined score."""
-        single = cls.of(evidence.queries.scores)
+        single = {name: ConformalScores.of(values) for name, values in evidence.queries.scores.items()}
         if not len(evidence.strangers):
-            return single
+            return cls(single)
 
         def doubt(part: Evidence) -> Any:
             regression = monotone_regression(part.known, part.stranger_kinds or evidence.stranger_kinds)
@@ -70,7 +60,7 @@ class OodDetector:
             for name, inside in {**evidence.queries.scores, COMBINED: queries}.items()
         }
         return cls(
-            {**single.calibrated, COMBINED: ConformalScores.of(queries)},
+            {**single, COMBINED: ConformalScores.of(queries)},
             monotone_regression(evidence.known, evidence.stranger_kinds),
             dict(sorted(areas.items(), key=lambda area: (-area[1], area[0] == "kappa"))),  # κ is last in a tie
         )
@@ -99,6 +89,25 @@ class OodDetector:
         """Names of the scores from which this detector computes a flag."""
         return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
 
+    def substitute(self, flag: str, *missing: Missing) -> str:
+        """The flag, or its substitute for queries without the `missing` evidence.
+
+        Without features or labels, the substitute is the mean cosine of the hits. Without hits, the substitute is κ, or
+        the k-NN distance if the flag is `combined` and the calibration has this distance.
+
+        Args:
+            flag: a flag of the calibration.
+            missing: `input` (all but mean and κ of the query), `hits`, or `labels` of the hits.
+        """
+        for kind in missing:
+            names = self.components(flag)
+            if kind == "hits":
+                if _needs(names, "cosines", "labels"):
+                    flag = "knn" if flag == COMBINED and "knn" in self.calibrated else "kappa"
+            elif any(map(needs_input if kind == "input" else reads_labels, names)):
+                flag = "mean_cosine"
+        return flag
+
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
         """(Q,) OOD scores of new items by a flag, float64, on the device of `scores`; higher means more OOD.
 
@@ -124,29 +133,6 @@ def needs_reference(flag: str) -> bool:
 def needs_input(flag: str) -> bool:
     """Whether a flag needs features, variance or parts of κ, beyond mean and κ of a query."""
     return "variance" in components_of(flag) or _needs(components_of(flag), "features", "parts")
-
-
-def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
-    """The flag, or its substitute if the flag needs the missing evidence.
-
-    Without features or labels, the substitute is the mean cosine of the hits. Without hits, the substitute is κ, or the
-    k-NN distance if the flag is `combined` and `known` includes `knn`.
-
-    Args:
-        flag: the flag of the calibration.
-        missing: the missing evidence: `input` (all but mean and κ), `hits`, or `labels` of the hits.
-        components: the scores from which the flag is computed; by default all possible scores.
-        known: the flags of the calibration.
-    """
-    names = components or components_of(flag)
-    if missing == "hits":
-        is_needed = _needs(names, "cosines", "labels")
-        return ("knn" if flag == COMBINED and "knn" in known else "kappa") if is_needed else flag
-    if missing == "input":
-        is_needed = any(map(needs_input, names))
-    else:
-        is_needed = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in names)
-    return "mean_cosine" if is_needed else flag
 
 
 def components_of(flag: str) -> tuple[str, ...]:

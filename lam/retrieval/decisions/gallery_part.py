@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lam.retrieval.decisions.calibration import Calibration, UnmatchedQueries
 from lam.retrieval.decisions.conformal import ConformalScores, needed
-from lam.retrieval.decisions.flags import substitute
 from lam.retrieval.index.hits import Hits
 from lam.vmf.embeddings import Embeddings
 
@@ -95,8 +94,8 @@ def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Cal
         statistics=last.statistics[:0],
         is_right=last.is_right[:0],
     )
-    flag = calibration.flag_without("hits")
-    if substitute(flag, "input", calibration.detector.components(flag)) != flag:
+    flag = calibration.detector.substitute(calibration.flag, "hits")
+    if calibration.detector.substitute(flag, "input") != flag:
         flag = "kappa"  # an embedding from a client has no features
     targets, rest = replace(calibration.targets, wrong=None), {"depth": None, "unseen": None}
     return replace(calibration, gallery_size=size, targets=targets, flag=flag, acceptances=(acceptance,), **rest)

@@ -13,6 +13,7 @@ The hits must meet these conditions, because thresholds and probabilities are le
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def calibrate_vectors(
     known = searches.has_mate
     intervals = CosineIntervals.fit(embeddings[known], own[known], items, searches.hits[known])
     data = CalibrationData(searches, embeddings, gallery_labels=stored)
-    calibration = calibrate(data, choices, key=key, intervals=intervals)
+    calibration = replace(calibrate(data, choices, key=key), intervals=intervals)
     if (n_stored := int((searches.score > 1 - _EQUAL).sum())) > len(searches) / 2:
         warnings.warn(
             f"{n_stored} of {len(searches)} queries equal a vector of the store, so new queries will hardly be "

@@ -148,7 +148,12 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
 
 def is_evidence(name: str) -> bool:
     """Whether the distance of `OneClassModel` includes a score: not `cosine`, `cosine_spread` or scores of labels."""
-    return name not in _FIRST_HIT_SCORES and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
+    return name not in _FIRST_HIT_SCORES and not reads_labels(name)
+
+
+def reads_labels(name: str) -> bool:
+    """Whether a score uses labels of the hits."""
+    return "labels" in (*SCORES[name].needs, *SCORES[name].uses)
 
 
 def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Regressions of P(first hit is right) and P(known) on scores of the query and its hits.
 
-Two scales make scores comparable: log odds of ranks (`RankOdds`), and units of the spread (`SoftScale`).
+Two scales make scores comparable: log odds of ranks (`RankOdds`), and units of the spread (`soften`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_finite, check_length
@@ -92,36 +93,14 @@ class ExtendedOdds:
         return torch.tensor(ends, dtype=torch.float64).T[..., None]
 
 
-@dataclass(frozen=True)
-class SoftScale:
-    """A score s in units of its spread: z = (s − median)/spread within ±2, and ±(2 + log(1 + |z| − 2)) beyond.
-
-    Attributes:
-        median: median of the score.
-        spread: interquartile range; if 0, the standard deviation; 1 if both are 0.
-    """
-
-    median: float
-    spread: float
-
-    @classmethod
-    def of(cls, score: Float[Tensor, " N"]) -> "SoftScale":
-        """Learn from N values."""
-        return cls(*_median_and_spread(score))
-
-    def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Scaled new values, float64 on the CPU."""
-        return soft((score.detach().cpu().double() - self.median) / self.spread)
-
-
 def _median_and_spread(score: Tensor) -> tuple[float, float]:
-    """Median, and spread as in `SoftScale`."""
+    """Median, and spread as in `RankOdds`."""
     low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     return middle, (high - low) or float(score.double().std(correction=0)) or 1.0
 
 
-def soft(z: Tensor) -> Tensor:
-    """z within ±2, logarithmic beyond."""
+def soften(z: Float[Tensor, "*B N"]) -> Float[Tensor, "*B N"]:
+    """z within ±2, and ±(2 + log(1 + |z| − 2)) beyond."""
     size = z.abs()
     return z.sign() * torch.where(size > _BULK, _BULK + (size - _BULK).clamp(min=0).log1p(), size)
 
@@ -130,18 +109,21 @@ def soft(z: Tensor) -> Tensor:
 class MonotoneRegression:
     """P(known) from several scores, decreasing in each.
 
-    log(P/(1 − P)) = b − Σ_j w_j x_j, where all w_j ≥ 0 and x_j is score j on a `SoftScale`. The fit minimises weighted
-    log losses plus the ridge penalty Σ w²/2. A score measures doubt, so a negative weight would fit noise.
+    log(P/(1 − P)) = b − Σ_j w_j x_j, where all w_j ≥ 0 and x_j is (score j − its median)/spread after `soften`. The fit
+    minimises weighted log losses plus the ridge penalty Σ w²/2. A score measures doubt, so a negative weight would fit
+    noise.
 
     Attributes:
         evidence: names of the E scores.
-        scales: scale of each score.
+        medians: median of each score.
+        spreads: spread of each score, as in `RankOdds`.
         weights: w_j of each score, not negative.
         intercept: b.
     """
 
     evidence: tuple[str, ...]
-    scales: tuple[SoftScale, ...]
+    medians: tuple[float, ...]
+    spreads: tuple[float, ...]
     weights: tuple[float, ...]
     intercept: float
 
@@ -153,8 +135,10 @@ class MonotoneRegression:
         _check_scores(scores, "the queries", len(known))
         from scipy.optimize import minimize
 
-        scales = tuple(SoftScale.of(values) for values in scores.values())
-        x = torch.stack([scale(values) for scale, values in zip(scales, scores.values(), strict=True)], 1).numpy()
+        columns = torch.stack([values.detach().cpu().double() for values in scores.values()], 1)
+        scales = torch.tensor([_median_and_spread(column) for column in columns.T], dtype=torch.float64)
+        medians, spreads = scales.T
+        x = soften((columns - medians) / spreads).numpy()
         sign = np.where(known.cpu().numpy(), 1.0, -1.0)
         mass = np.ones(len(sign)) if weight is None else weight.cpu().double().numpy()
         mass = mass * (len(sign) / mass.sum())
@@ -169,7 +153,7 @@ class MonotoneRegression:
         found: Any = minimize(loss, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds)
         *weights, intercept = map(float, found.x)
         weights = (max(weight, 0.0) for weight in weights)  # rounding may violate the bound by 1e-19
-        return cls(tuple(scores), scales, tuple(weights), intercept)
+        return cls(tuple(scores), tuple(medians.tolist()), tuple(spreads.tolist()), tuple(weights), intercept)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
         """P(known), float64, if known queries are as frequent as in training."""
@@ -188,14 +172,12 @@ class MonotoneRegression:
         check_evidence("P(known)", self.evidence, scores)
         x = torch.stack([scores[name].detach().cpu().double() for name in self.evidence])
         median, spread, weight = self._columns
-        return (weight * soft((x - median) / spread)).sum(0)
+        return (weight * soften((x - median) / spread)).sum(0)
 
     @cached_property
     def _columns(self) -> Float[Tensor, "3 E 1"]:
         """Median, spread and weight of each score."""
-        scales = zip(self.scales, self.weights, strict=True)
-        rows = [(scale.median, scale.spread, weight) for scale, weight in scales]
-        return torch.tensor(rows, dtype=torch.float64).T[..., None]
+        return torch.tensor([self.medians, self.spreads, self.weights], dtype=torch.float64)[..., None]
 
 
 @dataclass(frozen=True)
@@ -245,7 +227,8 @@ class Correctness:
         ranks = tuple(RankOdds.of(scores[name].detach().cpu()) for name in names)
         x = torch.stack([rank(scores[name].detach().cpu()) for rank, name in zip(ranks, names, strict=True)], 1)
         unseen = {penalty: _out_of_fold_sums(x, right, penalty) for penalty in _PENALTIES}
-        penalty = min(unseen, key=lambda penalty: _log_score(unseen[penalty], right))
+        losses = {penalty: -logsigmoid(torch.where(right, sums, -sums)).mean() for penalty, sums in unseen.items()}
+        penalty = min(losses, key=lambda penalty: float(losses[penalty]))
         rising: Any = IsotonicRegression().fit(unseen[penalty].numpy(), right.double().numpy())
         weights, intercept = _regression(x, right, penalty)
         least = 1 / (n + 2)
@@ -263,9 +246,8 @@ class Correctness:
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
         """P(first hit is right), float64."""
         check_evidence("the probability", self.evidence, scores)
-        total: Any = self.intercept
-        for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
-            total = total + weight * rank(scores[name])
+        parts = zip(self.evidence, self.ranks, self.weights, strict=True)
+        total: Any = sum((weight * rank(scores[name]) for name, rank, weight in parts), self.intercept)
         level = torch.from_numpy(np.interp(total.numpy(), *self._levels))
         return (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
 
@@ -338,11 +320,6 @@ def _out_of_fold_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
         weights, intercept = _regression(x[rest], correct[rest], penalty)
         sums[fold] = x[fold] @ weights + intercept
     return sums
-
-
-def _log_score(sums: Tensor, correct: Tensor) -> float:
-    """Mean log loss of σ(s)."""
-    return float(-torch.nn.functional.logsigmoid(torch.where(correct, sums, -sums)).mean())
 
 
 def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, float]:

@@ -262,6 +262,7 @@ class Promise:
             alpha = broken if promised else in_doubt
             wrong = max(targets.wrong or 0.0, clopper_pearson(n_wrong, n_answered, level=1 - alpha)[1])
             self._rates["wrong"] = _RateTest(wrong, alpha / 2, breaks=promised)
+        self._tests: dict[str, _Test] = {**self._queries, **self._rates}
 
     def observe(self, kappa: float, cosine: float) -> None:
         """Count a search of the whole gallery: the query's κ and the cosine of its first hit, −1 without a hit."""
@@ -310,10 +311,6 @@ class Promise:
             own = {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
             if own:
                 test.restore(own)
-
-    @property
-    def _tests(self) -> dict[str, _Test]:
-        return {**self._queries, **self._rates}
 
 
 def cells_of(name: str, values: Float[np.ndarray, "*N"]) -> Int64[np.ndarray, "*N"]:

@@ -1,6 +1,6 @@
 """A calibration from settings of both records."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
@@ -14,4 +14,4 @@ def calibrated(searches: Searches, queries: Embeddings, *, key: str = "k", **set
         return {field.name: settings.pop(field.name) for field in fields(record) if field.name in settings}
 
     data, choices = CalibrationData(searches, queries, **taken(CalibrationData)), Choices(**taken(Choices))
-    return calibrate(data, choices, key=key, **settings)
+    return replace(calibrate(data, choices, key=key), **settings)

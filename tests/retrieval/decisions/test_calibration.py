@@ -354,7 +354,7 @@ def test_a_flag_can_be_any_score_that_there_is(flag: str) -> None:
         Index(8).search(asked, 50), asked, labels=labels[:, :0], features=features, gallery_size=0
     )
     assert torch.equal(empty.codes == 2, own if flag == "norm" else by_kappa)
-    assert calibration.flag_without("input") == ("mean_cosine" if flag == "norm" else flag)
+    assert calibration.detector.substitute(flag, "input") == ("mean_cosine" if flag == "norm" else flag)
     with pytest.raises(ValueError, match="flag 'p_known' needs features and an encoder that has learnt ambiguity"):
         _calibration(flag="p_known")
 

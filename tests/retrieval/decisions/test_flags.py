@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import (
     COMBINED,
@@ -13,7 +14,6 @@ from lam.retrieval.decisions.flags import (
     OodDetector,
     needs_input,
     needs_reference,
-    substitute,
 )
 from lam.retrieval.decisions.match_probability import MONOTONE_SCORES
 from lam.retrieval.metrics.scores import SCORES
@@ -136,14 +136,17 @@ def test_the_combination_keeps_the_order_also_beyond_what_it_has_seen() -> None:
 
 
 def test_in_place_of_what_has_no_evidence_another_score_flags_and_never_kappa_of_a_vector() -> None:
+    generator = torch.Generator().manual_seed(0)
+    detector = OodDetector.fit(_evidence(_items(20, generator), _items(20, generator)))
     for missing, expected in {
         "input": {COMBINED: "mean_cosine", "knn": "mean_cosine", "cosine": "cosine"},
         "hits": {COMBINED: "knn", "knn": "knn", "cosine": "kappa", "mean_cosine": "kappa"},
         "labels": {COMBINED: "mean_cosine", "votes": "mean_cosine", "knn": "knn"},
     }.items():
-        assert {flag: substitute(flag, missing) for flag in expected} == expected
-    assert all(substitute(flag, "input") == "mean_cosine" for flag in FLAGS if needs_input(flag))
-    assert substitute(COMBINED, "hits", known=["kappa"]) == "kappa"
+        assert {flag: detector.substitute(flag, missing) for flag in expected} == expected
+    assert all(detector.substitute(flag, "input") == "mean_cosine" for flag in FLAGS if needs_input(flag))
+    assert detector.substitute("knn", "input", "hits") == "kappa"
+    assert replace(detector, calibrated={}).substitute(COMBINED, "hits") == "kappa"
 
 
 def test_items_may_come_by_turns_of_their_classes() -> None:
@@ -161,7 +164,8 @@ def test_items_may_come_by_turns_of_their_classes() -> None:
 
 def test_items_that_are_all_alike_are_never_flagged() -> None:
     alike = dict.fromkeys(SCORES, torch.ones(40))
-    for detector in (OodDetector.of(alike), OodDetector.fit(_evidence(alike, alike))):
+    for others in ({"kappa": torch.ones(0)}, alike):
+        detector = OodDetector.fit(_evidence(alike, others))
         for flag in detector.calibrated:
             ood_score = detector.ood_score(flag, dict.fromkeys(SCORES, torch.ones(3)))
             margin = 1e-9 if flag == COMBINED else 0.0  # each fold's own optimum, up to rounding
@@ -182,7 +186,7 @@ def test_what_needs_training_features_is_known_by_name() -> None:
 
 
 def test_what_is_refused() -> None:
-    alone = OodDetector.of({"kappa": torch.ones(5)})
+    alone = OodDetector({"kappa": ConformalScores(torch.ones(5))})
     with pytest.raises(ValueError, match="flag must be one of kappa, .*, combined, got 'length'"):
         alone.conformal_scores("length")
     for flag, needs in {
@@ -192,12 +196,6 @@ def test_what_is_refused() -> None:
     }.items():
         with pytest.raises(ValueError, match=f"{flag!r} needs {needs}: calibrate with these, or use 'kappa'"):
             alone.conformal_scores(flag)
-    with pytest.raises(ValueError, match="at least one calibration score, got none"):
-        OodDetector.of(_pair(torch.ones(0), torch.ones(0)))
-    with pytest.raises(ValueError, match="must hold 'kappa', got none"):
-        OodDetector.of({})
-    with pytest.raises(ValueError, match="votes must have shape"):
-        OodDetector.of({"kappa": torch.ones(5), "votes": torch.ones(4)})
     both = OodDetector.fit(_told_by("knn"))
     with pytest.raises(ValueError, match="'combined' needs .*hits.* of every query: there is no 'knn'"):
         both.ood_score(COMBINED, {"kappa": torch.ones(2)})

@@ -210,9 +210,9 @@ def targets_of(items: Tensor, targets: Any) -> Tensor:
 
 
 def as_native(array: np.ndarray) -> np.ndarray:
-    """An array in this machine's byte order and with strides of at least 0; torch reads no others."""
+    """An array in this machine's byte order, with strides of at least 0, and writable; torch reads no others well."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return array.copy() if min(array.strides, default=0) < 0 else array
+    return array.copy() if min(array.strides, default=0) < 0 or not array.flags.writeable else array
 
 
 def check_label_vector(labels: Tensor) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -93,6 +94,16 @@ def test_arrays_are_read_as_tensors() -> None:
     assert torch.equal(
         lam.fit(make_network(), backwards, margin=0.7, progress=False).embed(backwards[0]).kappa, expected
     )
+
+
+def test_arrays_that_cannot_be_written_are_read_without_a_warning(tmp_path: Path) -> None:
+    batch = make_batches(1)[0]
+    for place, tensor in enumerate(batch):
+        np.save(tmp_path / f"{place}.npy", tensor.numpy())
+    mapped = tuple(np.load(tmp_path / f"{place}.npy", mmap_mode="r") for place in range(2))
+    encoder = lam.fit(make_network(), mapped, margin=0.7, progress=False)
+    expected = lam.fit(make_network(), batch, margin=0.7, progress=False)
+    assert torch.equal(encoder.embed(mapped[0]).kappa, expected.embed(batch[0]).kappa)
 
 
 @pytest.mark.filterwarnings("ignore:the held-out items contain")

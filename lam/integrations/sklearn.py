@@ -44,7 +44,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         random_state: seed of the split, of training and of the samples.
 
     Attributes:
-        encoder_: the `lam.BayesianEncoder`; `encoder_.embed(torch.from_numpy(X))` gives direction and κ of each row.
+        encoder_: the `lam.BayesianEncoder`; `encoder_.embed(X)` gives direction and κ of each row.
         offset_: threshold on `score_samples`; a row with a lower score is an outlier.
         flag_rate_: the promised rate: the larger of `flag_rate` and the least rate that the held-out rows allow.
 
@@ -97,6 +97,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         batches, relation = _pairs(rows, None if labels is None else labels[train])
         options = Laplace(margin=self.margin, pairs=relation, head=head, dimension=self.dimension)
         self.encoder_ = fit(nn.Identity(), batches, options, seed=seed, progress=False)
+        self.encoder_.network, self.encoder_.head = None, ""  # an encoder of features, which `lam.load` can read
         self._reference = Reference.of(rows)
         self._n_features_out = self.encoder_.dimension
         self.flag_rate_ = max(self.flag_rate, least_rate(n_held_out))

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
+import lam
 from lam.integrations.sklearn import OutlierDetector
 from lam.vmf.embeddings import KAPPA_RANGE
 
@@ -134,3 +136,12 @@ def test_a_missing_label_is_an_error_and_no_class() -> None:
     labels[:9] = np.nan
     with pytest.raises(ValueError, match="NaN"):
         OutlierDetector(by="kappa", random_state=0).fit(X, labels)
+
+
+@pytest.mark.parametrize("dimension", [None, 3])
+def test_the_encoder_is_loaded_without_a_network(dimension: int | None, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(80, 4))
+    detector = OutlierDetector(by="kappa", dimension=dimension, random_state=0).fit(X, np.arange(80) % 4)
+    detector.encoder_.save(tmp_path / "encoder")
+    kappa = lam.load(tmp_path / "encoder").embed(X).kappa
+    np.testing.assert_allclose(kappa.log().numpy(), detector.score_samples(X), rtol=1e-12)

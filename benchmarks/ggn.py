@@ -34,7 +34,7 @@ from lam.hessians import (
     SupConCurvature,
     diagonal_ggn,
     ggn_of_dataset,
-    total_output_curvature,
+    output_curvature,
 )
 from lam.hessians.losses.contrastive import FIXES, SPLITS, arccos, cross_curvature
 from lam.pairs.candidates import Candidates
@@ -275,7 +275,7 @@ def without_matrices(images: Tensor, texts: Tensor) -> Tensor:
     """The same from arrays of (B, B) and (B, D)."""
     curvature = SupConCurvature(TEMPERATURE, average=False)
     identity = torch.eye(images.shape[1], dtype=images.dtype)  # a layer whose outputs are the images'
-    return total_output_curvature(images, identity, None, Candidates.paired(texts), curvature)
+    return output_curvature(images, identity, None, Candidates.paired(texts), curvature, summed=True)
 
 
 def as_published(file: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import evaluate
 from lam.hessians import Ekfac, SupConCurvature
-from lam.hessians.accumulate import LastLayerAccumulator, StructureOptions
+from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.last_layer import outputs
 from lam.hessians.losses.contrastive import SPLITS
 from lam.methods.fit import fit
@@ -132,13 +132,14 @@ def fitted(
         label = labelled(title, prior)
         for name in structures:
             if name == "ekfac" and kron is not None:
-                empty = Ekfac.in_basis_of(kron, max_memory=MAX_MEMORY)
+                empty = Ekfac.in_basis_of(kron)
                 (total, n_items), seconds = timed(lambda empty=empty: passed(empty))
                 seconds += before
             else:
-                options = StructureOptions(POSTERIORS[name].structure, MAX_MEMORY, rank if name == "low_rank" else None)
+                limits: Any = {"max_memory": MAX_MEMORY, "rank": rank if name == "low_rank" else None}
                 try:
-                    empty = options.empty(weight, settings, has_bias=bias is not None)
+                    options = Laplace(curvature=settings, structure=name, **limits)
+                    empty = options.empty(weight, has_bias=bias is not None)
                 except ValueError as error:
                     yield f"{label} {name}", str(error), 0.0
                     continue

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from structures import MADE, MAX_MEMORY, N_SAMPLES, batches_of, features_of
+from structures import MADE, N_SAMPLES, batches_of, features_of
 from timing import kept, write
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import evaluate
-from lam.hessians import SupConCurvature, ggn_of_dataset
-from lam.hessians.accumulate import LastLayerAccumulator, StructureOptions
+from lam.hessians import Diagonal, SupConCurvature, ggn_of_dataset
+from lam.hessians.accumulate import LastLayerAccumulator
 from lam.posteriors import POSTERIORS
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
@@ -60,9 +60,7 @@ def measured(run: str, cache: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     tuned, judged = ((held_out[rows], some.labels[rows]) for rows in (slice(TUNED), slice(TUNED, None)))
 
     def measure(curvature: Any, whole: bool) -> dict[str, Any]:
-        empty = StructureOptions(POSTERIORS["diag"].structure, MAX_MEMORY).empty(
-            weight, curvature, has_bias=bias is not None
-        )
+        empty = Diagonal.zeros(weight, curvature, has_bias=bias is not None)
         if whole:
             data = features[:WHOLE], weight, bias, labels[:WHOLE]
             total, n_items = ggn_of_dataset(empty, *data, progress=False), WHOLE

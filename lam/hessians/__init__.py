@@ -1,6 +1,6 @@
 """Curvature of a loss with respect to a network's weights."""
 
-from lam.hessians.last_layer import diagonal_ggn, ggn_of_batch, ggn_of_dataset, output_curvature, total_output_curvature
+from lam.hessians.last_layer import diagonal_ggn, ggn_of_batch, ggn_of_dataset, output_curvature
 from lam.hessians.losses import (
     CURVATURES,
     AnInfoNCECurvature,
@@ -37,5 +37,4 @@ __all__ = [
     "ggn_of_dataset",
     "output_curvature",
     "register",
-    "total_output_curvature",
 ]

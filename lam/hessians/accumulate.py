@@ -10,62 +10,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from lam.hessians.last_layer import ggn_of_batch, ggn_of_dataset
-from lam.hessians.losses import Curvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure
-from lam.hessians.structures.last_layer import Ekfac, Kron
+from lam.hessians.structures.base import Structure
+from lam.hessians.structures.last_layer import Ekfac, EkfacBasis
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.pairs import Pairs, check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.utils import distributed
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_at_least
 
 _NO_PAIR = "at least 2 items are needed to form a pair, got {}"
-
-
-@dataclass(frozen=True)
-class StructureOptions:
-    """A structure (a class that stores sums of curvature, such as `Kron`) with options.
-
-    Attributes:
-        structure: class of the structure.
-        max_memory: greatest size of the sums, in bytes.
-        rank: greatest number of columns in the sketch of a `LowRank`, 256 by default; None for other structures.
-
-    Raises:
-        ValueError: for options out of range, or a rank for another structure.
-    """
-
-    structure: type[Structure]
-    max_memory: int = MAX_MEMORY
-    rank: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_memory is None:  # pyright: ignore[reportUnnecessaryComparison]
-            raise ValueError("max_memory must be a number of bytes, got None")
-        check_at_least("max_memory", self.max_memory, 1.0)
-        if self.rank is not None:
-            if self.structure.name != "low_rank":
-                raise ValueError(f'rank is for structure="low_rank" only, got {self.rank} with "{self.structure.name}"')
-            check_at_least("rank", self.rank, 1)
-
-    def check(self, layer: nn.Linear, curvature: Curvature) -> None:
-        """Reject sums larger than `max_memory`, and cross terms of two items that the structure cannot hold."""
-        weight = torch.empty(layer.out_features, layer.in_features, device="meta")
-        self.empty(weight, curvature, has_bias=layer.bias is not None)
-
-    def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
-        """The structure with all sums zero for the first pass over the data, which fits a `Kron` for an `Ekfac`."""
-        cls: Any = self.structure
-        if cls is Ekfac:  # a `Kron` computes the basis in the first pass; the checks of an `Ekfac` come first
-            T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
-            Ekfac.check(curvature, (D, F), Ekfac.n_bytes(T, D, F), self.max_memory)
-            cls = Kron
-        rank = {} if self.rank is None else {"rank": self.rank}
-        return cls.zeros(weight, curvature, has_bias=has_bias, max_memory=self.max_memory, **rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +87,11 @@ class LastLayerAccumulator(Accumulator):
     Attributes:
         weight: (D, P) weight of the layer.
         bias: (D,) bias of the layer, or None.
-        options: options of the structure. With None, `fit` omits the second pass of an `Ekfac`.
         progress: show a progress bar on standard error, for pairs over a whole data set.
     """
 
     weight: Float[Tensor, "D P"]
     bias: Float[Tensor, " D"] | None
-    options: StructureOptions | None = None
     progress: bool = False
 
     def add(self, total: Any, inputs: Float[Tensor, "N P"], targets: Any, offset: int) -> Any:
@@ -152,8 +106,7 @@ class LastLayerAccumulator(Accumulator):
         """
         with tempfile.TemporaryFile() as file:
             if self.relation.in_batches:
-                again = self.options is not None and self.options.structure is Ekfac
-                source = _replayed(batches, file) if again else lambda: batches
+                source = _replayed(batches, file) if isinstance(self.empty, EkfacBasis) else lambda: batches
                 return self._in_passes(lambda start: _total_of(*start.accumulate(source())))
             targets = _write_features(file, batches, self.weight.dtype)
 
@@ -195,12 +148,12 @@ class LastLayerAccumulator(Accumulator):
         return total
 
     def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
-        """The result of one pass. For an `Ekfac`, the first pass computes the basis, and a second pass the result."""
+        """The result of one pass; after an `EkfacBasis`, the result of a second pass in this basis."""
         total, n_items = passed(self)
-        if self.options is None or self.options.structure is not Ekfac:
+        if not isinstance(total, EkfacBasis):
             return total, n_items
         total.check_finite()
-        return passed(replace(self, empty=Ekfac.in_basis_of(total, max_memory=self.options.max_memory)))
+        return passed(replace(self, empty=Ekfac.in_basis_of(total)))
 
 
 def _total_of(share: Any, n_share: int) -> tuple[Any, int]:

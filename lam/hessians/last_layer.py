@@ -7,7 +7,7 @@ sums over the partners of each item, in blocks or by class, and then over items.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.losses import Curvature
-from lam.hessians.losses.base import ItemCurvature
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_of_class, cross_sum_over_pairs
 from lam.hessians.relations import LabelRelation, NeighbourRelation, Related, cost_of
 from lam.hessians.structures.base import Structure, weighted_by_term, with_ones
@@ -63,11 +62,11 @@ def ggn_of_batch(
             candidates for a curvature that takes only pairs.
     """
     curvature = empty.curvature
-    inputs, n, r, partners = _checked(features, weight, bias, pairs, curvature)
-    part = empty.of_items(inputs, curvature.of_batch(n, r, partners))
+    inputs, n, r = _checked(features, weight, bias, pairs, curvature)
+    part = empty.of_items(inputs, curvature.of_batch(n, r, pairs))
     if curvature.has_cross_terms:
-        part = replace(part, sums=part.sums + curvature.cross(with_ones(inputs, bias is not None), n, r, partners))
-    part = replace(part, counts=curvature.counts(partners))
+        part = replace(part, sums=part.sums + curvature.cross(with_ones(inputs, bias is not None), n, r, pairs))
+    part = replace(part, counts=curvature.counts(pairs))
     return part.of_type(torch.promote_types(features.dtype, torch.float32))
 
 
@@ -99,10 +98,12 @@ def output_curvature(
     bias: Float[Tensor, " D"] | None,
     pairs: Pairs | Candidates,
     curvature: Curvature,
-) -> Float[Tensor, "N D D"]:
+    *,
+    summed: bool = False,
+) -> Float[Tensor, "*N D D"]:
     """The curvature H_a of every item, scaled so that the GGN of the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
 
-    The result takes 4 N D² bytes in float32. For only the sum over items, `total_output_curvature` takes less.
+    The result takes 4 N D² bytes in float32. With `summed`, it is Σ_a H_a (D, D), computed in less memory.
 
     Args, Raises: as `ggn_of_batch`, and
         ValueError: for a curvature with cross terms, or pairs without a positive pair.
@@ -113,55 +114,25 @@ def output_curvature(
         >>> output_curvature(features, torch.eye(3), None, pairs, ContrastiveCurvature(2.0, fix="projected")).shape
         torch.Size([3, 3, 3])
     """
-    items = _items(features, weight, bias, pairs, curvature)
-    return weighted_by_term(items.matrices().movedim(1, 0), curvature, curvature.counts(pairs))
-
-
-@without_autocast()
-def total_output_curvature(
-    features: Float[Tensor, "N P"],
-    weight: Float[Tensor, "D P"],
-    bias: Float[Tensor, " D"] | None,
-    pairs: Pairs | Candidates,
-    curvature: Curvature,
-) -> Float[Tensor, "D D"]:
-    """Sum of `output_curvature` over the items, in less memory.
-
-    Example:
-        >>> from lam.hessians import ContrastiveCurvature
-        >>> features, pairs = torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1]))
-        >>> total_output_curvature(features, torch.eye(3), None, pairs, ContrastiveCurvature(2.0)).shape
-        torch.Size([3, 3])
-    """
-    items = _items(features, weight, bias, pairs, curvature)
-    return weighted_by_term(items.total(), curvature, curvature.counts(pairs))
-
-
-def _items(
-    features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
-) -> ItemCurvature:
     if curvature.has_cross_terms:
         raise ValueError(f"the cross terms of {curvature} belong to two items each: use fix='fixed'")
-    return curvature.of_batch(*_checked(features, weight, bias, pairs, curvature)[1:])
+    _, n, r = _checked(features, weight, bias, pairs, curvature)
+    items = curvature.of_batch(n, r, pairs)
+    matrices = items.total() if summed else items.matrices().movedim(1, 0)
+    return weighted_by_term(matrices, curvature, curvature.counts(pairs))
 
 
 def _checked(
     features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
-) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """Features, directions and lengths of outputs, and the pairs or candidates, after a check of all inputs."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, and directions and lengths of outputs, after a check of all inputs."""
     check_layer(features, weight, bias)
     if len(features) and not features.any():
         raise ValueError(_ALL_ZERO)
-    partners = checked_partners(pairs, len(features), curvature)
-    return *outputs(features, weight, bias, curvature.working_dtype(features)), partners
-
-
-def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """Pairs or candidates, after a check that they are for `size` items and suit the curvature."""
-    pairs.check_size(size)
+    pairs.check_size(len(features))
     if isinstance(pairs, Candidates) and not curvature.takes_candidates:
         raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
-    return pairs
+    return outputs(features, weight, bias, curvature.working_dtype(features))
 
 
 @without_autocast()

@@ -31,7 +31,6 @@ from lam.models.layers import elements_of_pass, find_layers, own_weights
 from lam.models.modes import evaluating
 from lam.models.weights import unwrapped
 from lam.pairs.pairs import as_targets, check_labels, targets_of
-from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from lam.posteriors.layers import LayersAccumulator
 from lam.posteriors.settings import check_seed
@@ -149,7 +148,10 @@ def fit(
         curvature = summing.fit(map(split_batch, batches))
         posterior = LAYERS_POSTERIORS[str(options.structure)](weight, bias, *curvature, **settings, **where)
         return LayersEncoder(network, path, posterior, **common)
-    summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
+    empty = options.empty(weight, has_bias=bias is not None)
+    summing = LastLayerAccumulator(
+        empty=empty, relation=relation, seed=seed, weight=weight, bias=bias, progress=progress
+    )
     posterior = POSTERIORS[str(options.structure)](weight, bias, *summing.fit(features), **settings)
     return BayesianEncoder(network, path, posterior, **common)
 
@@ -198,27 +200,14 @@ def fit_features(
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)
     options = options.with_structure(*weight.shape)
-    summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
+    empty = options.empty(weight, has_bias=bias is not None)
+    summing = LastLayerAccumulator(
+        empty=empty, relation=relation, seed=seed, weight=weight, bias=bias, progress=progress
+    )
     curvature, settings = summing.over_pairs(features, labels), options.posterior_options(seed)
     posterior = POSTERIORS[str(options.structure)](weight, bias, curvature, len(features), **settings)
     trained_on = item_hashes(features[spread(len(features))])
     return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
-
-
-def _accumulator(
-    options: Laplace, weight: Tensor, bias: Tensor | None, *, relation: Relation, seed: int, progress: bool
-) -> LastLayerAccumulator:
-    """The accumulator of a last layer's curvature."""
-    structure = options.structure_options
-    return LastLayerAccumulator(
-        empty=structure.empty(weight, options.loss_curvature, has_bias=bias is not None),
-        relation=relation,
-        seed=seed,
-        weight=weight,
-        bias=bias,
-        options=structure,
-        progress=progress,
-    )
 
 
 def empty_layers_curvature(

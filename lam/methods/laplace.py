@@ -11,9 +11,8 @@ from torch.nn.utils import skip_init
 from torch.utils.data import TensorDataset
 
 from lam import losses
-from lam.hessians.accumulate import StructureOptions
 from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature, from_settings
-from lam.hessians.structures.base import MAX_MEMORY
+from lam.hessians.structures.base import MAX_MEMORY, Structure
 from lam.models import EmbeddingNetwork
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.relation import SCOPES, Relation, Scope
@@ -22,7 +21,7 @@ from lam.posteriors.layers import Predictive
 from lam.posteriors.settings import PRIOR_RATIO, check_settings
 from lam.training import Training, train
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_choice, positive_integer
+from lam.utils.checks import check_at_least, check_choice, positive_integer
 
 DIMENSION = 64
 BATCH_SIZE, LEARNING_RATE = 256, 1e-2
@@ -186,9 +185,15 @@ class Laplace:
             raise ValueError(
                 f'dimension needs head="train", got dimension={self.dimension} with head={self.head!r}: leave it out'
             )
-        structure = self.structure_options.structure
+        if self.max_memory is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise ValueError("max_memory must be a number of bytes, got None")
+        check_at_least("max_memory", self.max_memory, 1.0)
+        if self.rank is not None and self.structure != "low_rank":
+            raise ValueError(f'rank is for structure="low_rank" only, got {self.rank} with {self.structure!r}')
+        check_at_least("rank", self.rank, 1)
         if self.structure is not None:
-            structure.check_cross_terms(self.loss_curvature)
+            check_choice("structure", self.structure, POSTERIORS)
+            POSTERIORS[self.structure].structure.check_cross_terms(self.loss_curvature)
         self._check_layers()
 
     @property
@@ -229,16 +234,16 @@ class Laplace:
         takes_kron = self.layers == "last" and curvature.has_matrices and not curvature.has_cross_terms
         return replace(self, structure="kron" if takes_kron and max(n_outputs, n_inputs) <= KRON_WIDTH else "diag")
 
-    @property
-    def structure_options(self) -> StructureOptions:
-        """The structure's class and limits."""
-        structure = "kron" if self.structure is None else self.structure
-        check_choice("structure", structure, POSTERIORS)
-        return StructureOptions(POSTERIORS[structure].structure, self.max_memory, self.rank)
+    def empty(self, weight: Float[Tensor, "D P"], *, has_bias: bool) -> Structure:
+        """The structure with all sums zero for a layer with this weight; see `lam.hessians.Structure.check`."""
+        structure: Any = POSTERIORS[str(self.with_structure(*weight.shape).structure)].structure
+        rank = {} if self.rank is None else {"rank": self.rank}
+        return structure.zeros(weight, self.loss_curvature, has_bias=has_bias, max_memory=self.max_memory, **rank)
 
     def check_layer(self, layer: nn.Linear) -> None:
         """Reject a layer whose curvature takes too much memory; see `lam.hessians.Structure.check`."""
-        self.with_structure(layer.out_features, layer.in_features).structure_options.check(layer, self.loss_curvature)
+        weight = torch.empty(layer.out_features, layer.in_features, device="meta")
+        self.empty(weight, has_bias=layer.bias is not None)
 
     def posterior_options(self, seed: int) -> dict[str, Any]:
         """The settings of a posterior."""

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.hessians.accumulate import Accumulator
-from lam.hessians.last_layer import check_feature_values, checked_partners, directions
+from lam.hessians.last_layer import check_feature_values, directions
 from lam.hessians.structures.base import is_negative
 from lam.hessians.structures.layers import LayersDiagonal, LayersKron, flat_weights, jacobian, shape_of, unflat_weights
 from lam.models.head import items
@@ -48,7 +48,7 @@ class LayersAccumulator(Accumulator):
         check_feature_values(f, offset, name="outputs")
         pairs = self.pairs(targets_of(f, targets), lambda: f)
         n, r = directions(f.to(curvature.working_dtype(f)), f.dtype, offset=offset)
-        matrices = curvature.matrices(n, r, checked_partners(pairs, len(f), curvature))
+        matrices = curvature.matrices(n, r, pairs)
         for rows in rows_at_once(*where, inputs, jacobians=self.empty.forms_jacobians):
             with evaluating(self.network):
                 passes = linearised(*where, items(inputs, rows))[1]

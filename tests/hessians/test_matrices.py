@@ -22,7 +22,6 @@ from lam.hessians import (
     diagonal_ggn,
     ggn_of_batch,
     output_curvature,
-    total_output_curvature,
 )
 from lam.hessians.losses.base import BatchItems
 from lam.hessians.losses.contrastive import FIXES, SPLITS, positive_arccos, positive_part
@@ -129,7 +128,7 @@ def test_output_curvatures_make_the_whole_ggn(curvature: Any):
         return
     matrices = output_curvature(features, weight, bias, pairs, curvature)
     assert matrices.shape == (9, 4, 4)
-    total = total_output_curvature(features, weight, bias, pairs, curvature)
+    total = output_curvature(features, weight, bias, pairs, curvature, summed=True)
     torch.testing.assert_close(total, matrices.sum(0), rtol=1e-10, atol=1e-12)
     phi = torch.cat([features, torch.ones(9, 1).double()], 1)
     h = torch.einsum("aii,aj->ij", matrices, phi.square())

@@ -20,7 +20,6 @@ from lam.hessians import (
     VarConCurvature,
     diagonal_ggn,
     output_curvature,
-    total_output_curvature,
 )
 from lam.hessians.losses.softmax import SOFTMAX_FIXES, SOFTMAX_SPLITS
 from lam.pairs import Candidates, Pairs
@@ -251,13 +250,14 @@ def test_the_diagonal_never_holds_a_vector_for_every_pair(record: Any, split: An
     assert N * N <= largest.elements < N * N * D
 
 
-@pytest.mark.parametrize("compute", [output_curvature, total_output_curvature])
+@pytest.mark.parametrize("summed", [True, False])
 @pytest.mark.parametrize("curvature", [ContrastiveCurvature(0.9), SupConCurvature(0.1), InfoNCECurvature(0.1)], ids=str)
-def test_what_is_an_average_over_positive_pairs_is_refused_without_one(compute: Any, curvature: Any):
+def test_what_is_an_average_over_positive_pairs_is_refused_without_one(summed: bool, curvature: Any):
     features, weight, bias, _ = make(N=4)
     with pytest.raises(ValueError, match=r"there is no (positive pair|matched item).*: the loss has no curvature"):
-        compute(features, weight, bias, Pairs.by_label(torch.arange(4)), curvature)
-    assert compute(features, weight, bias, Pairs.by_label(torch.arange(4) % 2), curvature).any()
+        output_curvature(features, weight, bias, Pairs.by_label(torch.arange(4)), curvature, summed=summed)
+    pairs = Pairs.by_label(torch.arange(4) % 2)
+    assert output_curvature(features, weight, bias, pairs, curvature, summed=summed).any()
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.long), torch.arange(4)])

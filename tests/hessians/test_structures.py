@@ -170,20 +170,12 @@ def test_too_much_memory_is_refused_with_its_bytes(structure: Any) -> None:
     empty = empty_of(structure, weight, curvature)
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
     assert n_bytes <= kept <= n_bytes + 100
-    make_it: Any = structure.in_basis_of if structure is Ekfac else structure.zeros
-    arguments = (parts_of_kron(),) if structure is Ekfac else (weight, curvature)
-    options = {Ekfac: {}, LowRank: {"has_bias": True, "rank": 3}}.get(structure, {"has_bias": True})
+    options = {"has_bias": True} | ({"rank": 3} if structure is LowRank else {})
     with pytest.raises(
         ValueError, match=rf'structure="{structure.name}" of a layer with 3 x 5 weights takes {n_bytes:,} '
     ):
-        make_it(*arguments, max_memory=n_bytes - 1, **options)
-    make_it(*arguments, max_memory=n_bytes, **options)
-
-
-def parts_of_kron() -> Kron:
-    features, weight, bias, labels = make()
-    kron = Kron.zeros(weight, WITH_MATRICES[0], has_bias=True)
-    return ggn_of_batch(kron, features, weight, bias, Pairs.by_label(labels))
+        structure.zeros(weight, curvature, max_memory=n_bytes - 1, **options)
+    structure.zeros(weight, curvature, max_memory=n_bytes, **options)
 
 
 def exact(features: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, curvature: Any) -> Tensor:

@@ -12,8 +12,6 @@ import lam
 from lam import losses, retrieval, vmf
 from lam.datasets import TensorImages
 from lam.hessians import ContrastiveCurvature, InfoNCECurvature
-from lam.hessians.accumulate import StructureOptions
-from lam.hessians.structures.last_layer import Diagonal
 from lam.pairs import Pairs
 from lam.utils.checks import check_at_least, check_margin, check_positive, check_share, unit_rows
 from lam.vmf.embeddings import Embeddings
@@ -39,7 +37,7 @@ NONE: Any = None
         (lambda: losses.Contrastive(margin=NONE), "Contrastive needs a margin in"),
         (lambda: losses.SupCon(temperature=TEXT), "temperature must be a number, got 'a'"),
         (lambda: losses.VarCon(margin=TEXT), "margin must be a number, got 'a'"),
-        (lambda: StructureOptions(Diagonal, TEXT, None), "max_memory must be a number, got 'a'"),
+        (lambda: lam.Laplace(margin=0.7, max_memory=TEXT), "max_memory must be a number, got 'a'"),
     ],
 )
 def test_a_setting_that_is_no_number_is_refused_by_name(attempt: Callable[[], Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -202,6 +203,11 @@ class Kron(Structure):
 
 
 @dataclass(frozen=True)
+class EkfacBasis(Kron):
+    """The result of an `Ekfac`'s first pass: a `Kron` whose eigenvectors are the basis of the second pass."""
+
+
+@dataclass(frozen=True)
 class Ekfac(Structure):
     """Exact diagonal of (U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A), with the eigenvectors U_B and U_A of a `Kron`.
 
@@ -226,12 +232,19 @@ class Ekfac(Structure):
     input_basis: Float[Tensor, "F F"]
 
     @classmethod
-    def in_basis_of(cls, kron: Kron, *, max_memory: int = MAX_MEMORY) -> "Ekfac":
+    def zeros(
+        cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool, max_memory: int = MAX_MEMORY
+    ) -> Any:
+        """An `EkfacBasis` with all sums zero, for the first pass; errors as in `check`."""
+        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+        cls.check(curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
+        return EkfacBasis.zeros(weight, curvature, has_bias=has_bias, max_memory=max_memory)
+
+    @classmethod
+    def in_basis_of(cls, kron: Kron) -> "Ekfac":
         """An `Ekfac` with all sums zero, in float64, in the eigenbasis of a fitted `Kron`."""
-        U_B, U_A = kron.eigenbasis
-        T, D, F = len(kron.curvature.terms), len(U_B), len(U_A)
-        cls.check(kron.curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
-        return cls(U_A.new_zeros(T, D, F), (0,) * T, kron.curvature, kron.has_bias, U_B, U_A)
+        (U_B, U_A), T = kron.eigenbasis, len(kron.curvature.terms)
+        return cls(U_A.new_zeros(T, len(U_B), len(U_A)), (0,) * T, kron.curvature, kron.has_bias, U_B, U_A)
 
     @classmethod
     def shapes(cls, T: int, D: int, F: int) -> Shapes:

@@ -9,7 +9,7 @@ from lam.losses.distributions import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.losses.margin import Contrastive, LogPosterior, PytorchMetricLearning, Squared
 from lam.losses.softmax import AnInfoNCE, InfoNCE, SupCon, VarCon
 from lam.losses.views import BYOL, ConcentrationAlignment, Explicit, SimSiam, SwAV
-from lam.utils.registry import check_class, enter
+from lam.utils import registry
 
 __all__ = [
     "BYOL",
@@ -54,12 +54,7 @@ LOSSES: dict[str, type[Loss]] = {
 
 def find(name: str) -> type[Loss]:
     """The class of a registered loss; another name raises a `ValueError`."""
-    if name not in LOSSES:
-        raise ValueError(
-            f"loss must be one of {', '.join(LOSSES)}, got {name!r}: register it with lam.losses.register, for a "
-            "command in a file that --plugin names"
-        )
-    return LOSSES[name]
+    return registry.find(LOSSES, "loss", name, "lam.losses.register")
 
 
 def build(
@@ -96,5 +91,5 @@ def register(name: str, loss: type[Loss]) -> None:
     Raises:
         ValueError: if another class has the name, or for a class that is not derived from `Loss`.
     """
-    check_class("loss", loss, Loss)
-    enter(LOSSES, "loss", name, loss)
+    registry.check_class("loss", loss, Loss)
+    registry.enter(LOSSES, "loss", name, loss)

@@ -1,10 +1,10 @@
-"""Losses of heads that learn the uncertainty of embeddings: HIB, PFE and loss prediction."""
+"""Losses of heads that learn the uncertainty of embeddings: HIB and PFE."""
 
 import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from lam.losses.base import weighted_mean
@@ -91,32 +91,3 @@ def mutual_likelihood(
     scaled = (mean[first] - mean[second]) * (-log_sum / 2).exp()
     score = (scaled.square() + log_sum).sum(1) / 2
     return weighted_mean(score, pairs.positive[first, second])
-
-
-def loss_prediction(
-    predicted: Float[Tensor, " N"], losses: Float[Tensor, " N"], counts: Bool[Tensor, " N"]
-) -> Float[Tensor, ""]:
-    """Mean of (u − ℓ)² over items, with the prediction u of an item's loss ℓ; ℓ gets no gradient.
-
-    Source: Yoo and Kweon (2019), "Learning loss for active learning", compares losses in pairs; the squared error is
-    by Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
-
-    Args:
-        predicted: (N,) prediction for each item.
-        losses: (N,) loss of each item.
-        counts: (N,) whether an item has a loss; an item without a positive pair has none.
-
-    Returns:
-        A scalar, zero if no item has a loss.
-
-    Raises:
-        ValueError: for different lengths.
-
-    Example:
-        >>> loss_prediction(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 9.0]), torch.tensor([True, False]))
-        tensor(4.)
-    """
-    if not predicted.shape == losses.shape == counts.shape:
-        shapes = ", ".join(str(tuple(values.shape)) for values in (predicted, losses, counts))
-        raise ValueError(f"predicted, losses and counts must have one value for each item, got shapes {shapes}")
-    return weighted_mean((predicted - losses.detach()).square(), counts)

@@ -12,7 +12,7 @@ from lam.methods.laplace_online import LaplaceOnline
 from lam.methods.laplace_posthoc import LaplacePosthoc
 from lam.methods.views import Byol, Simclr, Simsiam, Swav
 from lam.training import Training
-from lam.utils.registry import check_class, enter
+from lam.utils import registry
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -32,18 +32,13 @@ def find(name: str) -> type[Method]:
         >>> find("hib")(n_samples=4)
         Hib(n_samples=4, kl_weight=0.0001, scale=5.0, offset=5.0, shared=True)
     """
-    if name not in METHODS:
-        raise ValueError(
-            f"there is no method {name!r}; known are {', '.join(METHODS)}: register it with lam.methods.register, for "
-            "a command in a file that --plugin names"
-        )
-    return METHODS[name]
+    return registry.find(METHODS, "method", name, "lam.methods.register")
 
 
 def register(name: str, method: type[Method]) -> None:
     """Add a method under a free name; `lam.encoders.load.register` adds its encoder."""
-    check_class("method", method, Method, record=True)
-    enter(METHODS, "method", name, method)
+    registry.check_class("method", method, Method, record=True)
+    registry.enter(METHODS, "method", name, method)
     method.name = name
 
 

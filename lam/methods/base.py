@@ -1,8 +1,8 @@
 """`Method`: how a network becomes an encoder; and functions that methods share."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from lam.hessians.losses import CURVATURES, to_settings
 from lam.losses import Loss
 from lam.losses.base import as_settings, settings_of
 from lam.models.head import find_head
+from lam.models.weights import unwrapped
 from lam.training import History, Step, Training, check_data, check_items, device_of
 from lam.training import train as train_by_loop
 from lam.training.batches import Batches, input_and_label
@@ -60,7 +61,6 @@ class Method(ABC):
     learns_from_matches: ClassVar[bool] = True
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid", "arbitrary_types_allowed": True}
 
-    @abstractmethod
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and return its encoder; with `training.pretrained`, most methods keep the network's weights.
 
@@ -68,12 +68,26 @@ class Method(ABC):
             network: maps inputs (N, ...) to unit embeddings (N, D) and ends in a linear layer and normalisation. A
                 wrapper, such as torch.compile's, is removed.
             dataset: items (input, label, ...); see `lam.training.train`.
-            training: the settings; its `stage` gets the name of each stage of the work.
+            training: the settings; its `stage` gets the name of each stage, `train` and, for some methods, a second.
 
         Raises:
             ValueError: as `check`, `check_start` and `lam.training.train`, or for a network that does not end in a
                 linear layer.
         """
+        network = unwrapped(network)
+        self.check(network, dataset, training)
+        head = head_of(network, dataset)
+        layer: Any = network.get_submodule(head)
+        own = replace(training, loss=self.training_loss(training.loss, layer.out_features))
+        histories = self.train_network(network, dataset, own)
+        rest = self.learn_rest(network, head, dataset, training, histories)
+        return Trained(self.encoder_of(network, head, dataset, training, **rest), histories)
+
+    def learn_rest(
+        self, network: nn.Module, head: str, dataset: Any, training: Training, histories: dict[str, History]
+    ) -> dict[str, Any]:
+        """The encoder's own arguments, learned after the network; a second training adds to `histories`."""
+        return {}
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Before any work, reject a network, data or start weights that `train` cannot use; arguments as in `train`."""

@@ -34,15 +34,6 @@ class Deterministic(Method):
     encoder: ClassVar[type[DeterministicEncoder]] = DeterministicEncoder
     learns_from_matches = False
 
-    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        network = unwrapped(network)
-        self.check(network, dataset, training)
-        head = head_of(network, dataset)
-        layer: Any = network.get_submodule(head)
-        own = replace(training, loss=self.training_loss(training.loss, layer.out_features))
-        histories = self.train_network(network, dataset, own)
-        return Trained(self.encoder_of(network, head, dataset, training), histories)
-
 
 @dataclass(frozen=True)
 class Norm(Deterministic):
@@ -133,16 +124,13 @@ class KnnDistance(Method):
         if len(dataset) < self.k:
             raise ValueError(f"dataset must hold at least k = {self.k} items, got {len(dataset)}: lower k")
 
-    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and keep reference features; see `Method.train`. Stages are `train` and `reference`."""
-        network = unwrapped(network)
-        self.check(network, dataset, training)
-        head = head_of(network, dataset)
-        histories = self.train_network(network, dataset, training)
+    def learn_rest(
+        self, network: nn.Module, head: str, dataset: Any, training: Training, histories: dict[str, History]
+    ) -> dict[str, Any]:
         with training.stage("reference"):
             inputs = reference_inputs(dataset, self.reference, seed=training.seed)
             reference = torch.cat([directions_of(features_and_output(network, head, batch)[0]) for batch in inputs])
-        return Trained(self.encoder_of(network, head, dataset, training, reference=reference, k=self.k), histories)
+        return {"reference": reference, "k": self.k}
 
 
 @dataclass(frozen=True)

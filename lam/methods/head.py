@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lam.encoders.deterministic import GaussianEncoder, HeadEncoder
 from lam.losses import Loss, SupCon
-from lam.losses.heads import loss_prediction, mutual_likelihood, soft_contrastive
+from lam.losses.base import weighted_mean
+from lam.losses.heads import mutual_likelihood, soft_contrastive
 from lam.methods.base import Learned, Method, Trained, head_of
 from lam.models.head import features_and_output, head_input_and_output
 from lam.models.kappa_head import KappaHead, UncertaintyHead
@@ -101,21 +102,17 @@ class Pfe(HeadMethod):
     name = "pfe"
     encoder = GaussianEncoder
 
-    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`."""
-        network = unwrapped(network)
-        path = head_of(network, dataset)
-        histories = self.train_network(network, dataset, training)
-        layer: Any = network.get_submodule(path)
+    def learn_rest(
+        self, network: nn.Module, head: str, dataset: Any, training: Training, histories: dict[str, History]
+    ) -> dict[str, Any]:
+        layer: Any = network.get_submodule(head)
         uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
-        histories["head"] = self.train_head(uncertainty, network, path, loss_of_head, dataset, training)
-        own = {"uncertainty": uncertainty, "unit_mean": True}
-        return Trained(self.encoder_of(network, path, dataset, training, **own), histories)
 
+        def loss(log_variance: Tensor, mean: Tensor, batch: Minibatch) -> Tensor:
+            return mutual_likelihood(mean, log_variance, batch.pairs)
 
-def loss_of_head(log_variance: Tensor, mean: Tensor, batch: Minibatch) -> Tensor:
-    """The mutual likelihood loss over all positive pairs of a batch."""
-    return mutual_likelihood(mean, log_variance, batch.pairs)
+        histories["head"] = self.train_head(uncertainty, network, head, loss, dataset, training)
+        return {"uncertainty": uncertainty, "unit_mean": True}
 
 
 @dataclass(frozen=True)
@@ -146,20 +143,19 @@ class LossPrediction(HeadMethod):
         check_positive("temperature", self.temperature)
         check_at_least("hidden", self.hidden, 1)
 
-    def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and its head; see `Method.train`. Stages are `train` and `head`."""
-        network = unwrapped(network)
-        path = head_of(network, dataset)
-        histories = self.train_network(network, dataset, training)
-        layer: Any = network.get_submodule(path)
-        head = KappaHead(layer.in_features, self.hidden, start=1.0, form="inverse", seed=training.seed)
+    def learn_rest(
+        self, network: nn.Module, head: str, dataset: Any, training: Training, histories: dict[str, History]
+    ) -> dict[str, Any]:
+        layer: Any = network.get_submodule(head)
+        kappa_head = KappaHead(layer.in_features, self.hidden, start=1.0, form="inverse", seed=training.seed)
         predicted = SupCon(2.0, self.temperature)
 
         def loss(kappa: Tensor, embeddings: Tensor, batch: Minibatch) -> Tensor:
-            return loss_prediction(1 / kappa, *predicted.of_anchors(embeddings, batch.pairs))
+            losses, counts = predicted.of_anchors(embeddings, batch.pairs)
+            return weighted_mean((1 / kappa - losses).square(), counts)
 
-        histories["head"] = self.train_head(head, network, path, loss, dataset, training)
-        return Trained(self.encoder_of(network, path, dataset, training, kappa_head=head), histories)
+        histories["head"] = self.train_head(kappa_head, network, head, loss, dataset, training)
+        return {"kappa_head": kappa_head}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from lam.models.sentences import from_sentence_transformers
 from lam.models.weights import by_plain_name, check_state
 from lam.utils.checks import check_at_least, check_options
 from lam.utils.random import seeded
-from lam.utils.registry import enter
+from lam.utils.registry import enter, find
 
 _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "convnet8": convnet8,
@@ -188,15 +188,10 @@ def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
 
 def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     library, _, architecture = name.partition(":")
-    if name in _NETWORKS:
-        return _NETWORKS[name]
     if library in _LIBRARIES and architecture:
         return partial(_LIBRARIES[library], architecture)
-    known = ", ".join((*_NETWORKS, *(f"{library}:NAME" for library in _LIBRARIES)))
-    raise ValueError(
-        f"network must be one of {known}, got {name!r}: register it with lam.models.register, for a command in a file "
-        "that --plugin names"
-    )
+    known = _NETWORKS | {f"{library}:NAME": constructor for library, constructor in _LIBRARIES.items()}
+    return find(known, "network", name, "lam.models.register")
 
 
 __all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "register"]

@@ -30,6 +30,16 @@ def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
         raise ValueError(f"there is a {kind} {name!r} already: {other}; take another name")
 
 
+def find(table: Mapping[str, T], kind: str, name: str, path: str) -> T:
+    """The entry with a name; a `ValueError` for another name says that the function at `path` registers it."""
+    if name not in table:
+        raise ValueError(
+            f"{kind} must be one of {', '.join(table)}, got {name!r}: register it with {path}, for a command in a file "
+            "that --plugin names"
+        )
+    return table[name]
+
+
 def name_of(table: Mapping[str, Any], entry: type, path: str) -> str:
     """The name of a class in a table; a `ValueError` with the table's path if the class is missing."""
     name = next((name for name, known in table.items() if known is entry), None)

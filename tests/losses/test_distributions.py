@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lam.losses import ELK, HIB, ConcentrationAlignment, DistributionLoss, Explicit, InfoNCE, MCInfoNCE
 from lam.losses.distributions import drawn_negatives, log_expected_likelihood
-from lam.losses.heads import loss_prediction
 from lam.pairs import Pairs
 from lam.vmf import VonMisesFisher, log_normalizer
 from tests.losses.test_losses import PAIRS, infonce_by_loop, unit
@@ -228,17 +227,3 @@ def test_what_cannot_be_is_refused() -> None:
             loss(unit(6, 4), KAPPA.index_fill(0, torch.tensor([2]), math.nan), PAIRS["labels"])
         with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
             loss(unit(5, 4), KAPPA[:5], PAIRS["labels"])
-
-
-def test_loss_prediction_is_a_square_without_gradient_in_the_loss() -> None:
-    predicted, losses = torch.tensor([1.0, 2.0, 5.0], requires_grad=True), torch.ones(3, requires_grad=True)
-    counts = torch.tensor([True, True, False])
-    value = loss_prediction(predicted, losses, counts)
-    value.backward()
-    assert float(value.detach()) == pytest.approx(0.5)
-    assert predicted.grad is not None
-    assert predicted.grad.tolist() == [0.0, 1.0, 0.0]
-    assert losses.grad is None
-    unchecked = getattr(loss_prediction, "__wrapped__", loss_prediction)
-    with pytest.raises(ValueError, match=r"one value for each item, got shapes \(3,\), \(2,\), \(3,\)"):
-        unchecked(predicted, losses[:2], counts)

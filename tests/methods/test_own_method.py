@@ -77,5 +77,5 @@ def test_what_is_not_registered_is_refused_and_what_is_known_is_told(tmp_path: P
     del encoders.ENCODERS["length"], METHODS["length"]
     with pytest.raises(ValueError, match="encoder of kind 'length'; known kinds are laplace, .*, gaussian: "):
         lam.load(folder / "encoder")
-    with pytest.raises(ValueError, match="there is no method 'length'; known are deterministic, .*, laplace_online"):
+    with pytest.raises(ValueError, match="method must be one of deterministic, .*, laplace_online, got 'length'"):
         load_config(folder)

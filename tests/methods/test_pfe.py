@@ -12,7 +12,7 @@ from lam import losses, models
 from lam.datasets import TensorImages
 from lam.encoders.deterministic import GaussianEncoder
 from lam.losses.heads import mutual_likelihood
-from lam.methods.head import HeadStep, Pfe, loss_of_head
+from lam.methods.head import HeadStep, Pfe
 from lam.models.kappa_head import UncertaintyHead
 from lam.training import DivergenceError, Minibatch
 from tests.methods.small_data import trainer
@@ -84,7 +84,11 @@ def test_a_step_is_the_one_written_out_by_hand():
     head, twin = UncertaintyHead(8, 3), UncertaintyHead(8, 3)
     inputs, pairs = data.batch(torch.arange(16)), lam.Pairs.by_label(data.labels)
     batch = Minibatch(inputs, pairs, 0, torch.Generator())
-    value = HeadStep(network, "head", loss_of_head, {}).backward(head, LOSS, batch, torch.Tensor.backward)
+
+    def loss(log_variance: torch.Tensor, mean: torch.Tensor, batch: Minibatch) -> torch.Tensor:
+        return mutual_likelihood(mean, log_variance, batch.pairs)
+
+    value = HeadStep(network, "head", loss, {}).backward(head, LOSS, batch, torch.Tensor.backward)
     assert network.training
     network.eval()
     expected = mutual_likelihood(network(inputs).detach(), twin(network.features(inputs).detach()), pairs)

@@ -43,7 +43,7 @@ def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
     for name, message in (
         ("no.yaml", f"there is no configuration no.yaml: {ships}"),
         ("", "there is no configuration : "),
-        ("places pef", "there is no method 'pef'; known are deterministic, .*, laplace_online"),
+        ("places pef", "method must be one of deterministic, .*, laplace_online, got 'pef'"),
         (["digits"], r"which method on digits\? `lam run digits METHOD`; METHOD is deterministic, "),
         ("digits norm paper", "there is no setting paper"),
         (tmp_path, r"no config.yaml; for .* `lam run folder METHOD --data.root="),
@@ -77,7 +77,7 @@ def test_overrides_stand_above_the_file() -> None:
         ("extra", "there is no setting extra"),
         ("--method.split.x=1", "there is no setting method.split.x: split is no section"),
         ("--method.n_samples=1", "there is no setting method.n_samples; `lam run --help` lists the settings"),
-        ("--method=magic", "there is no method 'magic'; known are deterministic, .*, laplace_online"),
+        ("--method=magic", "method must be one of deterministic, .*, laplace_online, got 'magic'"),
         ("--method=3", "method must be a name, or a mapping with a name and options, got 3"),
         ("--training.loss=nice", "training.loss must be one of contrastive, .*, aninfonce, got 'nice'"),
         ("--method.split=x", "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),

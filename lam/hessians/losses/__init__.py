@@ -7,7 +7,7 @@ from typing import Any
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import ContrastiveCurvature
 from lam.hessians.losses.cross_entropies import AnInfoNCECurvature, InfoNCECurvature, SupConCurvature, VarConCurvature
-from lam.utils.registry import check_class, enter
+from lam.utils.registry import check_class, enter, find, name_of
 
 __all__ = ["from_settings", "to_settings"]  # `lam.hessians` exports the other names
 
@@ -38,20 +38,15 @@ def register(name: str, cls: type[Curvature]) -> None:
 def to_settings(curvature: Curvature) -> dict[str, Any]:
     """Name and settings of a curvature, as JSON; a class that is not registered raises a `ValueError`."""
     record: Any = curvature
-    for name, cls in CURVATURES.items():
-        if cls is type(curvature):
-            return {"name": name, **asdict(record)}
-    raise ValueError(f"{type(curvature).__name__} has no name: register it with lam.hessians.register")
+    return {"name": name_of(CURVATURES, type(curvature), "lam.hessians.CURVATURES"), **asdict(record)}
 
 
 def from_settings(settings: Mapping[str, Any]) -> Curvature:
     """The curvature from the result of `to_settings`; an unknown name or setting raises a `ValueError`."""
-    name, options = settings.get("name"), {key: value for key, value in settings.items() if key != "name"}
-    if name not in CURVATURES:
-        known = ", ".join(CURVATURES)
-        raise ValueError(f"curvature must be one of {known}, got {name!r}: register it with lam.hessians.register")
-    cls: Any = CURVATURES[name]
-    allowed = [field.name for field in fields(cls)]
+    options: dict[str, Any] = dict(settings)
+    name = options.pop("name", None)
+    cls = find(CURVATURES, "curvature", name, "lam.hessians.register")
+    allowed = [field.name for field in fields(cls)]  # pyright: ignore[reportArgumentType]
     for key in options:
         if key not in allowed:
             raise ValueError(f"curvature {name} has no setting {key!r}: it has {', '.join(allowed)}")

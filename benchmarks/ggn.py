@@ -193,7 +193,7 @@ def estimated(shape: tuple[int, int, int], fix: str) -> dict[str, object]:
     from curvlinops import hutchinson_diag, xdiag  # pyright: ignore[reportMissingImports]
 
     def exact(features: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-        return contrastive_ggn(features, weight, None, pairs, margin=2.0, fix=fix).weight  # pyright: ignore
+        return contrastive_ggn(features, weight, None, pairs, margin=2.0, fix=fix).h
 
     features, weight, _, pairs = layer(8, 3, 10, classes=3)
     small = features.double(), weight.double(), pairs

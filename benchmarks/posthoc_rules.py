@@ -36,7 +36,7 @@ FIGURES = ("map@1", "auroc", "auprc", "ausc", "ece", "ece_below_one", "share_cli
 
 def precision_of_data(posterior: Any) -> float:
     """Mean precision of the weights, without the prior's."""
-    return float((1 / posterior.variance[0].double()).mean()) - posterior.prior_precision
+    return float((1 / posterior.variance[:, : posterior.weight.shape[1]].double()).mean()) - posterior.prior_precision
 
 
 def squared(posterior: Any, n_images: int) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Curvature, Diagonal, diagonal_ggn
+from lam.hessians.structures.base import split_bias
 from lam.losses import Loss
 from lam.losses.base import settings_of
 from lam.methods.base import Trained, can_learn, head_of, inputs_of
@@ -198,7 +199,7 @@ class OnlineLaplaceStep(Step):
         for _ in range(self.options.n_samples):
             noise = torch.randn(theta.shape, generator=generator, device=theta.device).to(theta)
             samples.append(theta + deviation * noise)
-            weight, bias = _split(samples[-1], layer.bias is not None)
+            weight, bias = split_bias(samples[-1], layer.bias is not None)
             output = F.linear(features, weight.to(features), None if bias is None else bias.to(features))
             embeddings.append(F.normalize(output).to(theta.dtype))
             mined = batch.choose_pairs(embeddings[-1], loss)
@@ -229,7 +230,7 @@ class OnlineLaplaceStep(Step):
         for sample, mined in zip(samples, pairs, strict=True):
             if not mined.paired.any():  # then many curvatures have no mean
                 continue
-            weight, bias = _split(sample, layer.bias is not None)
+            weight, bias = split_bias(sample, layer.bias is not None)
             if options.update == "accumulate":  # a mean over the chosen pairs, not over all pairs of the batch
                 counts = [max(1, round(float(chosen.sum()))) for chosen in (mined.positive, mined.negative)]
                 mined = replace(mined, n_positives=counts[0], n_negatives=counts[1])
@@ -243,7 +244,3 @@ class OnlineLaplaceStep(Step):
         if not new_h.isfinite().all():
             raise DivergenceError("the curvature h is not finite")
         self.h = new_h
-
-
-def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    return (theta[:, :-1], theta[:, -1]) if has_bias else (theta, None)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lam.hessians import Structure
 from lam.hessians.last_layer import check_features
+from lam.hessians.structures.base import split_bias
 from lam.posteriors.settings import LEAST_PRIOR, PRIOR_RATIO, check_settings
 from lam.posteriors.spread import Spread, least_variance
 from lam.utils.autocast import without_autocast
@@ -384,8 +385,7 @@ class Posterior(ABC):
 
     def _layers(self, deviations: Float[Tensor, "S D F"]) -> Sampled:
         """Sampled weights and biases, from their deviations."""
-        sampled = self.theta + deviations.to(self.theta)
-        return (sampled, None) if self.bias is None else (sampled[..., :-1], sampled[..., -1])
+        return split_bias(self.theta + deviations.to(self.theta), self.bias is not None)
 
     def _normal(
         self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal, Ekfac, Full, Kron, LowRank, Structure
-from lam.hessians.structures.base import is_negative
+from lam.hessians.structures.base import is_negative, split_bias
 from lam.posteriors.base import Noise, Posterior, Same, Sampled
 from lam.posteriors.spread import AxisSpread, FullSpread, Spread, share_of, sum_along
 from lam.utils.autocast import without_autocast
@@ -27,44 +27,36 @@ class DiagonalPosterior(Posterior):
     structure = Diagonal
 
     @cached_property
-    def variance(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
-        """The variances 1/(s·relu(h) + α) of weight and bias, in the type of the weight."""
-        weight, bias = self.curvature.relu()
-        return self._variance(weight), None if bias is None else self._variance(bias)
+    def variance(self) -> Float[Tensor, "D F"]:
+        """The variances 1/(s·relu(h) + α), with the bias as the last column, in the type of the weight."""
+        return (self.scale * self.curvature.relu().double() + self.alpha).reciprocal().to(self.weight.dtype)
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         inputs = self._inputs(features.to(self.weight.dtype))
-        return share_of(inputs.square().mean(0) * self._variances, self.curvature.h < 0)
+        return share_of(inputs.square().mean(0) * self.variance, self.curvature.h < 0)
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        """Noise of the weight, and of the bias as the last column."""
         shapes = [part.shape for part in (self.weight, self.bias) if part is not None]
-        return list(self._normal(n_samples, shapes, generator, self.weight.dtype))
+        weight, *bias = self._normal(n_samples, shapes, generator, self.weight.dtype)
+        return [torch.cat([weight, *(part[..., None] for part in bias)], 2)]
 
     def layers_from(self, noise: Noise) -> Sampled:
-        (first, *rest), (weight, bias) = noise, self.variance
-        weights = torch.addcmul(self.weight, first, weight.sqrt())
-        return weights, None if self.bias is None else torch.addcmul(self.bias, *rest, bias.sqrt())  # pyright: ignore
+        (noise,) = noise
+        return split_bias(torch.addcmul(self.theta, noise, self.variance.sqrt()), self.bias is not None)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Variances Σ_j φ_j² σ²_ij + σ²_bi of each output i, for variances σ² of weight and bias."""
-        weight, bias = self.variance
+        weight, bias = split_bias(self.variance, self.bias is not None)
+        weight = weight.contiguous()
         return lambda features: AxisSpread(F.linear(features.square(), weight, bias))
 
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
-        return sum_along(slopes, inputs, self._variances)
+        return sum_along(slopes, inputs, self.variance)
 
     def log_det_precision(self, prior_precision: float) -> float:
-        parts = [part.double() for part in self.curvature.relu() if part is not None]
+        parts = [part for part in split_bias(self.curvature.relu().double(), self.bias is not None) if part is not None]
         return sum(float((self.scale * part + prior_precision).log().sum()) for part in parts)
-
-    @property
-    def _variances(self) -> Float[Tensor, "D F"]:
-        """The variances of the weight, and of the bias as the last column."""
-        weight, bias = self.variance
-        return weight if bias is None else torch.cat([weight, bias[:, None]], 1)
-
-    def _variance(self, h: Tensor) -> Tensor:
-        return (self.scale * h.double() + self.alpha).reciprocal().to(self.weight.dtype)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_the_curvature_is_the_sum_over_batches():
         head = encoder.network[2]
         part = contrastive_ggn(features, head.weight, head.bias, lam.Pairs.by_label(labels), margin=0.7)
         total = part if total is None else total + part
-    torch.testing.assert_close(encoder.posterior.curvature.weight, total.weight)
+    torch.testing.assert_close(encoder.posterior.curvature.h, total.h)
     assert encoder.posterior.scale == 64.0**2
 
 
@@ -159,7 +159,7 @@ def test_the_whole_data_set_does_not_depend_on_how_it_is_cut(fix):
     for size in (5, 16, 64):
         cut = list(zip(inputs.split(size), labels.split(size), strict=True))
         encoder = fit(cut, pairs="dataset", **options)
-        torch.testing.assert_close(encoder.posterior.curvature.weight.float(), one.weight.float(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(encoder.posterior.curvature.h.float(), one.h.float(), rtol=1e-4, atol=1e-6)
         assert encoder.posterior.curvature.counts == one.counts
     with pytest.raises(ValueError, match="only a posterior fitted in batches can forget"):
         encoder.forget(cut)
@@ -177,7 +177,7 @@ def test_features_alone_are_enough(fix):
     alone = lam.fit_features(
         features, labels, head.weight.detach(), head.bias.detach(), lam.Laplace(curvature=curvature, structure="diag")
     )
-    mine, theirs = alone.posterior.curvature.weight, encoder.posterior.curvature.weight
+    mine, theirs = alone.posterior.curvature.h, encoder.posterior.curvature.h
     torch.testing.assert_close(mine.float(), theirs.float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(alone.embed(features).kappa, encoder.embed(batches).kappa, rtol=1e-3, atol=0)
 
@@ -192,7 +192,7 @@ def test_places_are_paired_by_distance():
     expected = lam.Pairs.by_distance(positions, 10.0, 25.0)
     for encoder in (in_batch, at_once):
         assert encoder.posterior.curvature.counts == (expected.n_positives, expected.n_negatives)
-    one, other = in_batch.posterior.curvature.weight, at_once.posterior.curvature.weight
+    one, other = in_batch.posterior.curvature.h, at_once.posterior.curvature.h
     torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-6)
 
 
@@ -249,9 +249,7 @@ def test_a_gpu_gives_the_curvature_of_the_cpu():
     doubled = [(inputs.double(), labels) for inputs, labels in batches]
     on_cpu = lam.fit(network, doubled, margin=0.7, progress=False)
     on_gpu = lam.fit(make_network().double().cuda(), doubled, margin=0.7, progress=False)
-    torch.testing.assert_close(
-        on_gpu.posterior.curvature.weight.cpu(), on_cpu.posterior.curvature.weight, rtol=1e-10, atol=1e-12
-    )
+    torch.testing.assert_close(on_gpu.posterior.curvature.h.cpu(), on_cpu.posterior.curvature.h, rtol=1e-10, atol=1e-12)
     assert on_gpu.embed(doubled).kappa.device.type == "cuda"
     on_gpu.tune(doubled, n_samples=4, greatest=1e3)
     assert lam.evaluate(on_gpu, doubled, [doubled[0][0]], n_samples=4).metrics["recall@1"] > 0

@@ -26,10 +26,8 @@ def make(
 def test_variance_is_the_inverse_precision():
     posterior, _ = make()
     posterior = replace(posterior, prior_precision=0.5)
-    weight, bias = posterior.variance
-    torch.testing.assert_close(weight, 1 / (1e3 * posterior.curvature.weight.clamp(min=0) + 0.5))
-    torch.testing.assert_close(bias, 1 / (1e3 * posterior.curvature.bias.clamp(min=0) + 0.5))
-    assert weight.max() == 2.0
+    torch.testing.assert_close(posterior.variance, 1 / (1e3 * posterior.curvature.h.clamp(min=0) + 0.5))
+    assert posterior.variance.max() == 2.0
     assert replace(posterior, likelihood_scale=None).scale == 900.0
 
 
@@ -99,8 +97,7 @@ def test_kappa_stays_in_its_range_and_says_where_it_is_capped():
 
 def test_evidence_is_that_of_a_gaussian():
     posterior, _ = make()
-    h = torch.cat([part.flatten() for part in posterior.curvature.relu()])
-    theta = torch.cat([posterior.weight.flatten(), posterior.bias])
+    h, theta = posterior.curvature.relu(), posterior.theta
     alpha = 0.7
     prior = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), alpha**-0.5)
     precision = posterior.scale * h + alpha
@@ -111,8 +108,7 @@ def test_evidence_is_that_of_a_gaussian():
 @pytest.mark.parametrize("prior", [1e-3, 1.0, 1e3])
 def test_a_step_of_the_prior_is_the_first_one_of_adam_on_its_logarithm(prior):
     posterior = replace(make()[0], prior_precision=prior)
-    h = torch.cat([part.flatten() for part in posterior.curvature.relu()])
-    theta = torch.cat([posterior.weight.flatten(), posterior.bias])
+    h, theta = posterior.curvature.relu().flatten(), posterior.theta
     log_alpha = torch.tensor(prior, dtype=torch.float64).log().requires_grad_()
     optimizer = torch.optim.Adam([log_alpha], lr=0.1)
     fit = (posterior.scale * h + log_alpha.exp()).log().sum() - len(h) * log_alpha
@@ -155,7 +151,7 @@ def test_the_share_of_variance_of_clipped_weights():
     curvature = replace(posterior.curvature, sums=h[None], counts=None)
     posterior = replace(posterior, curvature=curvature)
     variance = posterior.output_spread()(features).total
-    clipped = features[:, 1].square() * posterior.variance[0][0, 1]
+    clipped = features[:, 1].square() * posterior.variance[0, 1]
     assert posterior.clipped_variance_share(features) == pytest.approx((clipped.sum() / variance.sum()).item())
     assert posterior.clipped_variance_share(features) > 0.5
     none, _ = make()

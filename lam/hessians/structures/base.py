@@ -256,6 +256,13 @@ def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "
     return torch.cat([features, features.new_ones(len(features), 1)], 1) if has_bias else features
 
 
+def split_bias(
+    theta: Float[Tensor, "*S D F"], has_bias: bool
+) -> tuple[Float[Tensor, "*S D P"], Float[Tensor, "*S D"] | None]:
+    """Weights and biases of layers; a bias is the last column."""
+    return (theta[..., :-1], theta[..., -1]) if has_bias else (theta, None)
+
+
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
     """Σ_t w_t S_t/n_t (Σ_t w_t S_t if not averaged) over terms with n_t > 0; a `ValueError` if the first n_t is 0."""
     if counts[0] < 1:

@@ -48,17 +48,6 @@ class Diagonal(Structure):
         return replace(self, sums=sums.view_as(self.sums))
 
     @property
-    def weight(self) -> Float[Tensor, "D P"]:
-        """h of the weights, including negative entries."""
-        h = self.h
-        return h[:, :-1] if self.has_bias else h
-
-    @property
-    def bias(self) -> Float[Tensor, " D"] | None:
-        """h of the bias, including negative entries; None without a bias."""
-        return self.h[:, -1] if self.has_bias else None
-
-    @property
     def clipped(self) -> float:
         return float((self.h < 0).double().mean())
 
@@ -66,10 +55,9 @@ class Diagonal(Structure):
     def level(self) -> float:
         return float(self.h.double().relu().mean())
 
-    def relu(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
-        """h of weights and bias with negative entries set to zero, for the posterior precision."""
-        bias = self.bias
-        return self.weight.relu(), None if bias is None else bias.relu()
+    def relu(self) -> Float[Tensor, "D F"]:
+        """h with negative entries set to zero, for the posterior precision."""
+        return self.h.relu()
 
 
 @dataclass(frozen=True)

@@ -40,16 +40,9 @@ class Accumulator(ABC):
 
     @abstractmethod
     def add(self, total: Any, inputs: Any, targets: Any, offset: int) -> Any:
-        """The sum after one more batch.
+        """The sum after one more batch of (N, ...) inputs, with (N,) labels or (N, X) positions as targets.
 
-        Args:
-            total: the sum before this batch.
-            inputs: (N, ...) inputs of the layer or the network.
-            targets: (N,) labels or (N, X) positions.
-            offset: index of the batch's first item, for error messages.
-
-        Raises:
-            ValueError: for missing targets, or different numbers of items and targets.
+        `offset` is the index of the batch's first item, for errors.
         """
 
     def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:

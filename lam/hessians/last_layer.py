@@ -253,15 +253,10 @@ def outputs(
 def directions(
     f: Float[Tensor, "N D"], storage: torch.dtype, *, offset: int = 0
 ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
-    """Outputs as unit vectors and lengths.
+    """Outputs f as unit vectors and lengths; `offset` is the index of the first item, for errors.
 
-    Args:
-        f: (N, D) outputs.
-        storage: the type that must hold inverse fourth powers of the lengths.
-        offset: index of the first item, for error messages.
-
-    Raises:
-        ValueError: for an output that is zero, not finite, or too short for `storage`.
+    An output that is zero or not finite raises a `ValueError`, and so does an output that is too short: the type
+    `storage` must hold inverse fourth powers of the lengths.
     """
     limits = torch.finfo(storage)
     least = limits.max**-0.25

@@ -18,21 +18,9 @@ def soft_contrastive(
 
     With the samples z₁ˢ and z₂ᵗ of two items, p(match) = 1/S² Σ_st sigmoid(b − a ‖z₁ˢ − z₂ᵗ‖). The loss is the mean of
     −log p over positive pairs plus the mean of −log(1 − p) over negative pairs. There are two means, because Oh et al.
-    draw equally many pairs of each kind.
+    draw equally many pairs of each kind. Without pairs, the loss is zero.
 
     Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding", section 2.
-
-    Args:
-        samples: (S, N, D), S ≥ 1 samples of each item; all pairs of samples are compared.
-        pairs: the pairs among these N items.
-        scale: a > 0.
-        offset: b.
-
-    Returns:
-        A scalar, ≥ 0; zero without a pair.
-
-    Raises:
-        ValueError: for pairs of another number of items.
 
     Example:
         >>> samples, one = torch.tensor([[[0.0], [1.0]]]), torch.tensor(1.0)
@@ -61,30 +49,15 @@ def mutual_likelihood(
     """Minus the mean log likelihood that the two embeddings of a positive pair are the same point.
 
     For a pair, −log ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz is ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the
-    constant ½ D log 2π.
+    constant ½ D log 2π. Without positive pairs, the loss is zero.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings", section 3.2.
-
-    Args:
-        mean: (N, D) means.
-        log_variance: (N, D) logarithms of the variances, which do not underflow.
-        pairs: the pairs among these N items.
-
-    Returns:
-        A scalar, which may be negative; zero without a positive pair.
-
-    Raises:
-        ValueError: for mean and variance of different shapes, or pairs of another number of items.
 
     Example:
         >>> mean, log_variance = torch.tensor([[0.0], [2.0]]), torch.zeros(2, 1)
         >>> mutual_likelihood(mean, log_variance, Pairs.by_label(torch.tensor([7, 7])))
         tensor(1.3466)
     """
-    if mean.shape != log_variance.shape:
-        raise ValueError(
-            f"mean and log_variance must have one shape, got {tuple(mean.shape)} and {tuple(log_variance.shape)}"
-        )
     pairs.check_size(len(mean))
     first, second = pairs.positive.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the score
     log_sum = torch.logaddexp(log_variance[first], log_variance[second])

@@ -34,6 +34,7 @@ from lam.pairs.pairs import as_targets, check_labels, targets_of
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from lam.posteriors.layers import LayersAccumulator
 from lam.posteriors.settings import check_seed
+from lam.training.batches import labels_of_items
 from lam.utils import distributed
 from lam.utils.checks import check_tensor
 
@@ -269,7 +270,7 @@ def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:
 def _labels_of(dataset: Any) -> Tensor | None:
     """The integer labels of all items of a data set; None if `labels` or `targets` hold anything else."""
     try:
-        labels = as_targets(getattr(dataset, "labels", getattr(dataset, "targets", None)))
+        labels = as_targets(labels_of_items(dataset))
         is_vector = labels.shape == (len(dataset),) and not labels.is_floating_point()
     except (TypeError, ValueError):  # class names, a table or a path, or a data set without a length
         return None

@@ -50,15 +50,8 @@ def train_layer(
     1,000 steps, at most 50 epochs. 10 % of the items, at most 1,000, are held out to choose the epoch by loss.
     If these or the other items lack positive or negative pairs, the layer learns from all items until the last epoch.
 
-    Args:
-        features, targets: (N, P) outputs of a network, and (N,) labels or (N, X) positions.
-        relation: which items are pairs.
-        margin: margin of the loss.
-        dimension: D, from 2 to P; by default 64, or P if that is less.
-        seed: seed of the split and of the order of items.
-
-    Returns:
-        A layer from P to D with a bias, in the type and on the device of the features.
+    `targets` are (N,) labels or (N, X) positions; the seed drives the split and the order of items. The layer has a
+    bias, D outputs (see `dimension_of`), and the type and device of the features.
     """
     layer = whitening_layer(features, dimension)
     items, held_out = _split(targets, relation, seed)

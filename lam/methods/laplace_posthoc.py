@@ -126,8 +126,8 @@ class LaplaceMethod(Method):
 
     def curvature_of(self, loss: Loss, learned: Learned | None = None) -> Curvature:
         """The curvature, completed by a loss and its learned parameters; `ValueError` if a setting is still missing."""
-        curvature: Any = self.loss_curvature.with_defaults({**settings_of(loss), **as_settings(learned or {})})
-        if missing := [field.name for field in fields(curvature) if getattr(curvature, field.name) is None]:
+        curvature = self.loss_curvature.with_defaults({**settings_of(loss), **as_settings(learned or {})})
+        if missing := curvature.unset:
             raise ValueError(
                 f"{type(curvature).__name__} needs a {missing[0]}, which the loss {type(loss).__name__} does not have: "
                 f"set method.curvature={{name: ..., {missing[0]}: ...}}, or train by another loss"

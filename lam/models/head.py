@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -43,15 +44,9 @@ def default_head(network: nn.Module, head: str | None) -> str | None:
 def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     """Path of the linear layer that determines the direction of the network's output.
 
-    The network's output is a positive multiple of the layer's output: equal, normalised, or scaled as for ArcFace.
-
-    Args:
-        network: any module; it runs twice, in evaluation mode.
-        probe: a batch of its inputs.
-        head: path of the only layer to try; by default every linear layer is tried.
-
-    Returns:
-        The layer's path in the network; if several layers match, the one that runs last.
+    The network's output is a positive multiple of the layer's output: equal, normalised, or scaled as for ArcFace. The
+    network runs twice on a batch of its inputs, in evaluation mode. If several layers match, the last one counts; with
+    `head`, only this path is tried.
 
     Raises:
         ValueError: if no linear layer matches, or `head` does not match; if the layer computes more than weight times
@@ -192,8 +187,8 @@ def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str
         yield calls
 
 
-def run(network: nn.Module, inputs: Any) -> Any:
-    """Output of a network on a batch, on the network's device.
+def run(network: nn.Module, inputs: Any, weights: Mapping[str, Tensor] | None = None) -> Any:
+    """Output of a network on a batch, on the network's device; `weights` replace weights of the network by name.
 
     Named inputs are passed by name. A single input is passed by position if the network does not take its name.
 
@@ -221,8 +216,9 @@ def run(network: nn.Module, inputs: Any) -> Any:
         )
     if any(isinstance(each, Tensor) and each.is_meta for each in (*args, *kwargs.values())):
         raise ValueError("the inputs are on the meta device and have no values: give tensors on another device")
+    call = partial(functional_call, network, weights) if weights else lambda args, kwargs: network(*args, **kwargs)
     try:
-        return network(*[_on(device, each) for each in args], **{name: _on(device, kwargs[name]) for name in kwargs})
+        return call(tuple(_on(device, each) for each in args), {name: _on(device, kwargs[name]) for name in kwargs})
     except (RuntimeError, ValueError, IndexError) as error:  # a batch norm raises ValueError
         if len(args) == 1 and isinstance(args[0], Tensor) and (reason := refusal(args[0], parameter, str(error))):
             raise ValueError(reason) from error

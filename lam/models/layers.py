@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from lam.models.head import items, n_items, record_layers, run
 from lam.models.modes import evaluating
@@ -50,16 +49,10 @@ def own_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequence[str]) -> tuple[str, ...]:
-    """Paths of the layers of a posterior, in the order of the network.
+    """Paths of the layers of a posterior, in the order of the network, which runs twice on a batch of its inputs.
 
-    Args:
-        network: any module; it runs twice, in evaluation mode.
-        probe: a batch of its inputs.
-        layers: `all` layers with weights, or a list of paths.
-
-    Raises:
-        ValueError: for a path without weights, or a layer that a posterior cannot cover, such as one that shares
-            weights or runs twice. The error names the layer and the usable layers.
+    A path without weights raises a `ValueError`, and so does a layer that a posterior cannot cover, such as one that
+    shares weights or runs twice. The error names the layer and the usable layers.
     """
     weighted = weighted_layers(network)
     known = ", ".join(path or "''" for path in weighted)
@@ -82,7 +75,7 @@ def linearised(
     """Outputs of the head, and each layer with its slopes, from D backward passes in evaluation mode."""
     detached = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no earlier graph
     with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
-        _run_with(network, detached, _copy_inference_tensors(inputs))
+        run(network, _copy_inference_tensors(inputs), detached)
     output, outputs = calls[head][-1][1], [calls[path][-1][1] for path in paths]
     blocked = [path for path, tensor in zip(paths, outputs, strict=True) if not tensor.requires_grad]
     if blocked or not output.requires_grad:
@@ -118,7 +111,7 @@ def head_output(
 ) -> Float[Tensor, "N D"]:
     """Output of the head, before any later layers; `weights` replace weights of the network by name."""
     with evaluating(network), record_layers(network, [head]) as calls:
-        _run_with(network, weights or {}, inputs)
+        run(network, inputs, weights)
     return calls[head][-1][1]
 
 
@@ -159,26 +152,11 @@ def rows_at_once(
     return list(row_blocks(n_items(inputs), width, elements=at_once))
 
 
-def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> None:
-    functional_call(_Run(network), {f"network.{name}": value for name, value in weights.items()}, (inputs,))
-
-
 def _copy_inference_tensors(value: Any) -> Any:
     """Inputs with copies of tensors that were made in inference mode, because autograd cannot save such tensors."""
     if isinstance(value, Mapping):
         return {name: _copy_inference_tensors(each) for name, each in value.items()}
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-
-class _Run(nn.Module):
-    """A module whose forward calls `run` on a network, for `functional_call`."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, inputs: Any) -> Any:
-        return run(self.network, inputs)
 
 
 def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str, str]:

@@ -36,10 +36,10 @@ def load_weights(
     are loaded. A warning names the tensors that are left out.
 
     Args:
-        network: the network; its weights are replaced.
+        network: the network.
         path: a .safetensors file, or a file of torch that holds a state_dict, possibly under a key such as "model".
         classifier: paths of layers that the file may hold, but the network does not have.
-        source: word for the file in error messages.
+        source: word for the file in errors.
 
     Raises:
         ValueError: for a file that is missing, damaged, or holds more than plain tensors; or for tensors that differ

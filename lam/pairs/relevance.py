@@ -51,8 +51,7 @@ class Relevance(ABC):
 
     def of_hits(self, hits: Int[Tensor, "Q K"]) -> Bool[Tensor, "Q K"]:
         """Whether each hit, an index into the gallery, matches its query."""
-        hits = hits.cpu()
-        return self._match(self.queries[:, None].expand_as(hits), self.candidates[hits])
+        return self._match(self.queries[:, None], self.candidates[hits.cpu()])
 
     def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"] | None:
         """Labels of the hits, as in `of_hits`; None for places."""
@@ -60,12 +59,11 @@ class Relevance(ABC):
 
     def same_answer(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
         """Whether two hits match each other, and so give the same answer."""
-        return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
+        return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()])
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
         """Whether each gallery item matches each query of `queries[rows]`; an item matches itself."""
-        shape = len(rows), len(self.candidates)
-        return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
+        return self._match(self.queries[rows.cpu()][:, None], self.candidates[None])
 
     def count(self) -> Int[Tensor, " Q"]:
         """Number of items in the gallery that match each query, without the query itself."""
@@ -75,7 +73,7 @@ class Relevance(ABC):
 
     @abstractmethod
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
-        """Whether pairs of items match, from two tensors of indices with one shape."""
+        """Whether pairs of items match, from two tensors of indices that broadcast."""
 
 
 class LabelRelevance(Relevance):
@@ -103,9 +101,6 @@ class LabelRelevance(Relevance):
         labels, classes = self.labels.unique(return_inverse=True)
         sizes = torch.bincount(classes[self.candidates], minlength=len(labels))
         return sizes[classes[self.queries]] - int(self.gallery is None)
-
-    def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        return self.labels[self.queries[rows.cpu()]][:, None] == self.labels[self.candidates]
 
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
         return self.labels[one] == self.labels[other]

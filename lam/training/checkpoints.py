@@ -30,11 +30,7 @@ class Checkpoint:
 def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
     """Write a checkpoint, and remove all others except the one before it; returns the checkpoint's folder.
 
-    Args:
-        folder: folder of the checkpoints; created if missing.
-        number: ≥ 0, rising with time; other checkpoints with this or a larger number are removed.
-        tensors: tensors by name, which may share memory.
-        state: the other state as JSON, without NaN or infinities.
+    `number` rises with time. Tensors may share memory; `state` is JSON, without NaN or infinities.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -49,8 +49,7 @@ def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*
         >>> bessel_ratio(3, torch.tensor([0.0, 1.0], dtype=torch.float64))  # 1 / tanh(kappa) - 1 / kappa
         tensor([0.0000, 0.3130], dtype=torch.float64)
     """
-    check_parameters(dimension, kappa)
-    return _Function.apply(kappa.double(), dimension, "ratio").to(kappa.dtype)
+    return _computed("ratio", dimension, kappa)
 
 
 def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -64,25 +63,16 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
         >>> bessel_ratio_complement(3, torch.tensor(1e8))
         tensor(1.0000e-08)
     """
-    check_parameters(dimension, kappa)
-    return _Function.apply(kappa.double(), dimension, "complement").to(kappa.dtype)
+    return _computed("complement", dimension, kappa)
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
     """Derivative A_D'(kappa), the variance of the cosine between a draw and the mean direction; not differentiable.
 
-    A_D' = 1 - A_D^2 - (D - 1) A_D / kappa. This formula loses digits for large kappa; a recursion replaces it.
-
-    Source: Sra (2012), equation 4.
-
-    Args, Raises, shape and type of the result: as `bessel_ratio`.
-
-    Example:
-        >>> bessel_ratio_derivative(4, torch.tensor([0.0, 1e8], dtype=torch.float64))
-        tensor([2.5000e-01, 1.5000e-16], dtype=torch.float64)
+    A_D' = 1 - A_D^2 - (D - 1) A_D / kappa (Sra 2012, equation 4). This formula loses digits for large kappa; a
+    recursion replaces it.
     """
-    check_parameters(dimension, kappa)
-    return _Function.apply(kappa.double(), dimension, "derivative").to(kappa.dtype)
+    return _computed("derivative", dimension, kappa)
 
 
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
@@ -100,9 +90,7 @@ def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool =
         >>> log_normalizer(3, torch.tensor(0.0)).exp()  # 1 / (4 pi)
         tensor(0.0796)
     """
-    check_parameters(dimension, kappa)
-    name = "log_normalizer_scaled" if scaled else "log_normalizer"
-    return _Function.apply(kappa.double(), dimension, name).to(kappa.dtype)
+    return _computed("log_normalizer_scaled" if scaled else "log_normalizer", dimension, kappa)
 
 
 def kappa_from_resultant(
@@ -197,6 +185,12 @@ def check_all(valid: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"])
     index = tuple((~valid).nonzero()[0].tolist())
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
     raise ValueError(f"{rule}, got {values[index].item()}{place}")
+
+
+def _computed(name: str, dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+    """The function of this name in `_DERIVATIVES`, or "derivative", computed in float64; shape and type of `kappa`."""
+    check_parameters(dimension, kappa)
+    return _Function.apply(kappa.double(), dimension, name).to(kappa.dtype)
 
 
 class _Bessel(NamedTuple):

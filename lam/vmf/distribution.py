@@ -303,12 +303,9 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
     """Cosine at the edge of each item's credible cap, `VonMisesFisher.credible_cap`.
 
-    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5; here, points in the cap have cosines *above* the result.
+    `dimension` is `Encoder.kappa_dimension`; points in the cap have cosines *above* the result.
 
-    Args:
-        kappa: (Q,) concentrations.
-        dimension: dimension of the vMF distributions, `Encoder.kappa_dimension`.
-        level: probability in (0, 1); other values raise a `ValueError`.
+    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5.
     """
     mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)
     return VonMisesFisher(mean.expand(len(kappa), -1), kappa.double()).credible_cap(level)

@@ -83,18 +83,13 @@ def projected_resultant(
 
     Three matrix products replace an array of (S, N, D) samples. The output f = r n has length r and direction n. With
     u = n·(√v ∘ ε) and q = v·ε², a sample has the length ρ = √(r² + 2 r u + q), and ρ − r is e = (2 r u + q)/(ρ + r).
-    The sampled directions have a mean m; n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)).
+    The sampled directions have a mean m; n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)). The result equals
+    `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, in float64.
 
     Args:
-        center: (N, D) f, the outputs; a row may be zero.
-        variances: (N, D) v, the variances of the coordinates; at least one in each row is positive.
-        noise: (S, D) noise vectors ε, standard normal, the same for all items; S ≥ 2.
-
-    Returns:
-        `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, in float64.
-
-    Raises:
-        ValueError: for fewer than 2 samples, or samples of an item with a sum of 0.
+        center: f, the outputs; a row may be zero.
+        variances: v, the variances of the coordinates; at least one in each row is positive.
+        noise: ε, standard normal, the same for all items; S ≥ 2.
 
     Example:
         >>> noise = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
@@ -102,8 +97,6 @@ def projected_resultant(
         tensor([[1., 0.]], dtype=torch.float64)
     """
     n_samples = len(noise)
-    if n_samples < 2:
-        raise ValueError(f"the unbiased length needs at least 2 samples, got {n_samples}")
     f, v, noise = center.double(), variances.double(), noise.double()
     spread = v.sqrt()
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True)
@@ -140,8 +133,7 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
     A first pass over blocks of samples computes the mean direction. A second pass computes the mean of
     ||x - mean||^2 / 2, which is 1 - R for unit vectors.
 
-    Raises:
-        ValueError: as `mean_resultant_length`, and for weights of another shape, negative, not finite or all 0.
+    Errors are as of `mean_resultant_length`; weights must have the samples' shape, be finite, ≥ 0 and not all 0.
     """
     check_floating(samples=samples)
     if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:

@@ -29,7 +29,7 @@ from tests.helpers import unchecked
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},
-            'fix must be fixed with pairs="dataset", got full',
+            'pairs must be batch for .*, got "dataset"',
         ),
         (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
         ([], {}, "the loader gave no batch"),

@@ -93,7 +93,7 @@ def test_a_softmax_over_a_data_set_in_float32_says_what_it_takes(capsys):
     narrow = diagonal_ggn_dataset(*layer, curvature, related=labels, block_size=64)
     assert_same(narrow, wide, rtol=1e-5)
     assert "89,700 pairs, 0 MiB" in capsys.readouterr().err
-    with pytest.raises(ValueError, match='fix must be fixed with pairs="dataset", got full'):
+    with pytest.raises(ValueError, match='pairs must be batch for .*, got "dataset"'):
         diagonal_ggn_dataset(*layer, SupConCurvature(0.1, fix="full"), related=labels)
     with pytest.raises(ValueError, match="no positive pair among 300 items"):
         diagonal_ggn_dataset(*layer, curvature, related=torch.arange(300))
@@ -141,7 +141,7 @@ def test_bytes_are_those_of_blocks_and_sums():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fix": "full"}, 'fix must be fixed with pairs="dataset", got full'),
+        ({"fix": "full"}, 'pairs must be batch for .*, got "dataset"'),
         ({"related": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but labels or neighbours for 6"),
         ({"related": torch.arange(7)}, "no positive pair among 7 items"),
         ({"block_size": 0}, "block_size must be at least 1"),

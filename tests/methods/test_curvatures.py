@@ -248,7 +248,7 @@ def test_batches_without_a_positive_pair_are_refused() -> None:
 
 def test_by_data_set_and_in_a_structure_full_is_refused() -> None:
     full = {"name": "supcon", "fix": "full"}
-    with pytest.raises(ValueError, match='fix must be fixed with pairs="dataset", got full'):
+    with pytest.raises(ValueError, match='pairs must be batch for .*, got "dataset"'):
         LaplacePosthoc(curvature=full, pairs="dataset")
     with pytest.raises(ValueError, match="holds no cross terms"):
         LaplacePosthoc(curvature=full, structure="kron")

@@ -183,7 +183,7 @@ def test_a_record_made_in_python_checks_itself() -> None:
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("laplace_posthoc", "fix=full pairs=dataset", "method.fix must be fixed with pairs"),
+        ("laplace_posthoc", "fix=full pairs=dataset", "method.pairs must be batch for"),
         ("laplace_posthoc", "negative_weight=2", r"method.negative_weight must be in \[0, 1\], got 2.0"),
         ("laplace_posthoc", "prior_precision=-1", "method.prior_precision must be positive and finite, got -1.0"),
         ("laplace_posthoc", "batch_size=1", "method.batch_size must be at least 2, got 1"),

@@ -103,15 +103,16 @@ class Curvature(ABC):
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
         """The curvature with None options replaced by `settings`, such as a loss's settings."""
         record: Any = self
-        return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
+        return replace(record, **{name: settings[name] for name in self.unset if settings.get(name) is not None})
 
     def check_complete(self) -> None:
         """Reject settings that are None; the error names them."""
-        if self._unset:
-            raise ValueError(f"{type(self).__name__} must have {' and '.join(self._unset)}, got None")
+        if self.unset:
+            raise ValueError(f"{type(self).__name__} must have {' and '.join(self.unset)}, got None")
 
     @property
-    def _unset(self) -> list[str]:
+    def unset(self) -> list[str]:
+        """Names of the settings that are None."""
         check_class("curvature", type(self), Curvature, record=True)
         record: Any = self
         return [field.name for field in fields(record) if getattr(self, field.name) is None]
@@ -191,12 +192,8 @@ class Curvature(ABC):
 
     def check_scope(self, scope: Scope) -> None:
         """Reject pairs over a whole data set for a curvature without `in_blocks`."""
-        if scope == "batch" or self.in_blocks:
-            return
-        fix = getattr(self, "fix", None)
-        if self.has_cross_terms and fix is not None:
-            raise ValueError(f'fix must be fixed with pairs="dataset", got {fix}: or use pairs="batch"')
-        raise ValueError(f'pairs must be batch for {type(self).__name__}, formed within batches only, got "{scope}"')
+        if scope == "dataset" and not self.in_blocks:
+            raise ValueError(f'pairs must be batch for {self}, got "dataset": give fix="fixed", or another curvature')
 
 
 class SummedByPartners(Curvature):

@@ -144,15 +144,10 @@ def jacobian(
     slopes: Float[Tensor, "N D ..."],
     basis: tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]] | None = None,
 ) -> Dense | Outer:
-    """Jacobians of a network's outputs with respect to the weights of a layer.
+    """Jacobians of a network's D outputs with respect to the weights of a layer, in evaluation mode.
 
-    Args:
-        module: the layer, in evaluation mode.
-        weights: its parameters, by name.
-        inputs: inputs of the layer.
-        slopes: derivatives of the network's D outputs with respect to the layer's outputs.
-        basis: orthonormal bases for the rows and columns of the layer's matrix; the Jacobian is expressed in them.
-            Layers without a matrix ignore the bases.
+    `slopes` are the derivatives by the layer's outputs. The Jacobian is expressed in `basis`, orthonormal bases for the
+    rows and columns of the layer's matrix; a layer without a matrix ignores them.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))
@@ -250,11 +245,9 @@ class LayersCurvature(SummedCurvature):
 
     @abstractmethod
     def of_passes(self: Same, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> Same:
-        """The structure with the sums of N items; the caller sets the counts.
+        """The structure with the sums of N items with curvatures H_a; the caller sets the counts.
 
-        Args:
-            passes: a `LayerPass` for each layer, from `lam.models.layers.linearised`.
-            matrices: H_a of each item and term.
+        `passes` holds a `LayerPass` of each layer, from `lam.models.layers.linearised`.
         """
 
     @property

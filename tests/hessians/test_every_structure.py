@@ -25,7 +25,7 @@ from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.pairs import Pairs
 from tests.hessians.test_last_layer import make
 from tests.hessians.test_matrices import twin_of_pair
-from tests.hessians.test_softmax import TAU, curvature_in, loss_of, z_of
+from tests.hessians.test_softmax import TAU, curvature_in, loss_of, with_bias, z_of
 from tests.hessians.test_structures import empty_of
 from tests.hessians.test_varcon_aninfonce import CURVATURES, parts_of
 
@@ -63,26 +63,33 @@ def output_curvatures(curvature: Any, f: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("curvature", EVERY, ids=str)
-def test_it_is_that_part_of_the_whole(curvature: Any) -> None:
-    features, weight, bias, labels = make(N)
-    H = output_curvatures(curvature, features @ weight.T + bias, labels)
-    phi = torch.cat([features, torch.ones(N, 1).double()], 1)
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_that_part_of_the_whole(curvature: Any, bias: bool) -> None:
+    features, weight, b, labels = make(N, bias=bias)
+    phi, theta = with_bias(features, weight, b)
+    H = output_curvatures(curvature, phi @ theta.T, labels)
     values, vectors = torch.linalg.eigh(H)
     positive = vectors @ torch.diag_embed(values.clamp(min=0)) @ vectors.mT
     for fix, own in (("fixed", H), ("projected", positive)):
-        whole = torch.einsum("aij,ak,al->ikjl", own, phi, phi).reshape(15, 15)
+        whole = torch.einsum("aij,ak,al->ikjl", own, phi, phi).flatten(2).flatten(0, 1)
         close: Any = {"rtol": 1e-9, "atol": 1e-9 * float(whole.abs().max())}
 
         def of(structure: Any, fix: Any = fix) -> Any:
-            empty = empty_of(structure, weight, replace(curvature, fix=fix))
-            return ggn_of_batch(empty, features, weight, bias, Pairs.by_label(labels))
+            empty = empty_of(structure, weight, replace(curvature, fix=fix), has_bias=bias)
+            return ggn_of_batch(empty, features, weight, b, Pairs.by_label(labels))
 
-        torch.testing.assert_close(of(Full).h, whole, **close)
+        full = of(Full)
+        torch.testing.assert_close(full.h, whole, **close)
+        values = torch.linalg.eigvalsh(whole)
+        negative = (values < -1e-6 * values.abs().max()).double().mean()
+        assert full.clipped == pytest.approx(float(negative))
         torch.testing.assert_close(of(Diagonal).h.flatten(), whole.diagonal(), **close)
         ekfac, kron, low_rank = of(Ekfac), of(Kron), of(LowRank)
         rotation = torch.kron(*ekfac.eigenbasis)
         torch.testing.assert_close(ekfac.h.flatten(), (rotation.T @ whole @ rotation).diagonal(), **close)
-        moment = phi.T @ phi
+        moment, U = phi.T @ phi, torch.kron(*kron.eigenbasis)
+        in_basis = U @ kron.spectrum.flatten().diag() @ U.T
+        torch.testing.assert_close(in_basis, torch.kron(kron.h, kron.inputs / N), rtol=1e-9, atol=1e-9)
         for factor in (kron, low_rank):
             torch.testing.assert_close(factor.h, own.sum(0), **close)
             assert factor.n_items == N

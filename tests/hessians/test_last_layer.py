@@ -38,10 +38,6 @@ def expected(features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs
     return twin.ggn(features, weight, bias, targets, options["split"], options["fix"] != "fixed")
 
 
-def full_h(diagonal) -> Tensor:
-    return diagonal.weight if diagonal.bias is None else torch.cat([diagonal.weight, diagonal.bias[:, None]], 1)
-
-
 @pytest.mark.parametrize(("split", "fix"), VARIANTS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("margin", "negative_weight"), [(2.0, 1.0), (0.9, 0.3), (0.5, 0.0)])
@@ -50,22 +46,7 @@ def test_equals_autograd_over_all_pairs(split, fix, bias, margin, negative_weigh
     pairs = Pairs.by_label(labels)
     options = {"split": split, "fix": fix, "margin": margin, "negative_weight": negative_weight}
     got = contrastive_ggn(features, weight, b, pairs, **options)
-    torch.testing.assert_close(full_h(got), expected(features, weight, b, pairs, options), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize(("split", "fix"), VARIANTS)
-def test_each_pair_alone_equals_autograd(split, fix):
-    features, weight, bias, _ = make(N=4)
-    for a, b in [(0, 1), (2, 3), (1, 3)]:
-        one = torch.tensor([a]), torch.tensor([b])
-        none = torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long)
-        pairs = Pairs.from_tuples((*one, *none), 4, n_positives=2, n_negatives=0)
-        options = {"split": split, "fix": fix, "margin": 1.0, "negative_weight": 1.0}
-        pairs = Pairs(pairs.positive, pairs.negative, 1, 1)
-        got = contrastive_ggn(features, weight, bias, pairs, **options)
-        torch.testing.assert_close(
-            full_h(got), expected(features, weight, bias, pairs, options), rtol=1e-10, atol=1e-13
-        )
+    torch.testing.assert_close(got.h, expected(features, weight, b, pairs, options), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("split", "fix"), VARIANTS)
@@ -90,7 +71,7 @@ def test_mined_tuples_count_as_often_as_they_repeat(split, fix, triplets):
             directed[a, b] -= 0.7 / 22
     want = twin.ggn(features, weight, bias, directed, split, fix != "fixed")
     got = contrastive_ggn(features, weight, bias, pairs, **options)
-    torch.testing.assert_close(full_h(got), want, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(got.h, want, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("split", "fix"), VARIANTS)
@@ -124,9 +105,9 @@ def test_euclidean_positive_is_never_negative_and_clipping_is_reported():
     pairs = Pairs.by_label(labels)
     positive = contrastive_ggn(features, weight, bias, pairs, margin=2.0, split="euclidean", fix="positive")
     assert positive.clipped == 0
-    assert full_h(positive).min() >= -1e-12
+    assert positive.h.min() >= -1e-12
     full = contrastive_ggn(features, weight, bias, pairs, margin=2.0, split="arccos", fix="full")
-    assert full.clipped == (full_h(full) < 0).double().mean().item() > 0
+    assert full.clipped == (full.h < 0).double().mean().item() > 0
     assert full.relu().min() == 0
 
 
@@ -147,7 +128,7 @@ def test_a_batch_without_positive_pairs_adds_its_counts_only():
     lonely = contrastive_ggn(features, weight, bias, Pairs.by_label(torch.arange(4)), margin=1.0)
     assert lonely.counts == (0, 12)
     with pytest.raises(ValueError, match="no positive pair among 12 negative pairs"):
-        _ = lonely.weight
+        _ = lonely.h
 
 
 @pytest.mark.parametrize(

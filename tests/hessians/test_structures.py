@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +32,6 @@ from lam.hessians.losses.contrastive import FIXES
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.test_last_layer import make
-from tests.hessians.twin import pair_loss_arccos
 
 EVERY_FIX: Any = FIXES
 CURVATURES_OF_ALL: list[Any] = [
@@ -176,91 +175,6 @@ def test_too_much_memory_is_refused_with_its_bytes(structure: Any) -> None:
     ):
         structure.zeros(weight, curvature, max_memory=n_bytes - 1, **options)
     structure.zeros(weight, curvature, max_memory=n_bytes, **options)
-
-
-def exact(features: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, curvature: Any) -> Tensor:
-    """Σ_a H_a ⊗ φ_a φ_aᵀ by autograd: the curvature in all weights that one item's layer sees, item by item."""
-    inputs, theta = features, weight
-    if bias is not None:
-        inputs = torch.cat([features, torch.ones(len(features), 1).double()], 1)
-        theta = torch.cat([weight, bias[:, None]], 1)
-    unit = torch.nn.functional.normalize(inputs @ theta.T)
-    pairs, near = Pairs.by_label(labels), torch.cdist(unit, unit) < curvature.margin
-    t = pairs.positive.double() / pairs.n_positives - 0.4 * (pairs.negative & near).double() / pairs.n_negatives
-    total = torch.zeros(theta.numel(), theta.numel(), dtype=torch.float64)
-    for a, b in t.nonzero().tolist():
-
-        def own(theta_of_a: Tensor, a: int = a, b: int = b) -> Tensor:
-            f = torch.stack([theta_of_a.view_as(theta) @ inputs[a], theta @ inputs[b]])
-            return pair_loss_arccos(f)
-
-        total += 2 * t[a, b] * torch.func.hessian(own)(theta.flatten())
-    return total
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_full_ggn_is_that_of_autograd_and_the_others_are_parts_of_it(bias: bool) -> None:
-    features, weight, b, labels = make(N=9, bias=bias)
-    curvature, pairs = ContrastiveCurvature(0.9, negative_weight=0.4), Pairs.by_label(labels)
-
-    def of(structure: Any) -> Any:
-        empty = empty_of(structure, weight, curvature, has_bias=bias)
-        return ggn_of_batch(empty, features, weight, b, pairs)
-
-    expected = exact(features, weight, b, labels, curvature)
-    full = of(Full)
-    torch.testing.assert_close(full.h, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(of(Diagonal).h.flatten(), expected.diagonal(), rtol=1e-10, atol=1e-12)
-    assert full.clipped == pytest.approx(float((torch.linalg.eigvalsh(expected) < -1e-12).double().mean()))
-    ekfac, kron = of(Ekfac), of(Kron)
-    rotation = torch.kron(*ekfac.eigenbasis)
-    torch.testing.assert_close(
-        ekfac.spectrum.flatten(), (rotation.T @ expected @ rotation).diagonal(), rtol=1e-9, atol=1e-12
-    )
-    inputs = features if b is None else torch.cat([features, torch.ones(9, 1).double()], 1)
-    torch.testing.assert_close(kron.inputs, inputs.T @ inputs)
-    U_B, U_A = kron.eigenbasis
-    whole = torch.kron(U_B, U_A) @ kron.spectrum.flatten().diag() @ torch.kron(U_B, U_A).T
-    torch.testing.assert_close(whole, torch.kron(kron.h, kron.inputs / 9), rtol=1e-9, atol=1e-12)
-
-
-def test_kron_and_ekfac_are_the_full_ggn_where_all_features_are_equal() -> None:
-    features, weight, bias, labels = make(N=8)
-    same = features[:1].expand(8, -1) + 0
-    curvature = ContrastiveCurvature(0.9, "euclidean")
-
-    def of(structure: Any) -> Any:
-        empty = structure.zeros(weight, curvature, has_bias=True)
-        return ggn_of_batch(empty, same, weight, bias, Pairs.by_label(labels))
-
-    whole, kron = of(Full).h, of(Kron)
-    torch.testing.assert_close(torch.kron(kron.h, kron.inputs / 8), whole, rtol=1e-10, atol=1e-12)
-    ekfac = ggn_of_batch(Ekfac.in_basis_of(kron), same, weight, bias, Pairs.by_label(labels))
-    rotation = torch.kron(*ekfac.eigenbasis)
-    torch.testing.assert_close(rotation @ ekfac.spectrum.flatten().diag() @ rotation.T, whole, rtol=1e-10, atol=1e-12)
-
-
-@dataclass(frozen=True)
-class Alike(Curvature):
-    """The same curvature in the output of every item."""
-
-    def diagonal(self, n: Tensor, r: Tensor, pairs: Any) -> Tensor:
-        return self.matrices(n, r, pairs).diagonal(dim1=2, dim2=3)
-
-    def matrices(self, n: Tensor, r: Tensor, pairs: Any) -> Tensor:
-        root = torch.randn(n.shape[1], n.shape[1], generator=torch.Generator().manual_seed(0), dtype=n.dtype)
-        return (root @ root.T).expand(len(n), 1, -1, -1)
-
-
-def test_kron_and_ekfac_are_the_full_ggn_where_every_item_has_the_same_curvature() -> None:
-    features, weight, bias, labels = make(N=8)
-    full, kron = (
-        ggn_of_batch(structure.zeros(weight, Alike(), has_bias=True), features, weight, bias, Pairs.by_label(labels))
-        for structure in (Full, Kron)
-    )
-    torch.testing.assert_close(torch.kron(kron.h, kron.inputs / 8), full.h, rtol=1e-10, atol=1e-12)
-    ekfac = ggn_of_batch(Ekfac.in_basis_of(kron), features, weight, bias, Pairs.by_label(labels))
-    torch.testing.assert_close(ekfac.h, kron.spectrum, rtol=1e-10, atol=1e-10)
 
 
 def test_a_layer_of_100_000_inputs_has_room_for_a_low_rank_alone() -> None:

@@ -101,15 +101,6 @@ def test_over_a_data_set_it_is_that_of_one_batch(curvature: Any):
         torch.testing.assert_close(whole.h, batch.h, rtol=1e-10, atol=1e-12)
 
 
-def test_with_one_concentration_it_is_infonce():
-    features, weight, bias, labels = make(N=10)
-    pairs = Pairs.by_label(labels)
-    for split in SOFTMAX_SPLITS:
-        one = diagonal_ggn(features, weight, bias, pairs, AnInfoNCECurvature((2.5,) * 3, split=split))
-        other = diagonal_ggn(features, weight, bias, pairs, InfoNCECurvature(0.2, split=split))
-        torch.testing.assert_close(one.sums, other.sums, rtol=1e-9, atol=1e-11)
-
-
 def test_post_hoc_they_take_over_what_the_loss_has_learned():
     trained = train(LaplacePosthoc(curvature="varcon"), loss=losses.VarCon(0.2, margin=0.7))
     (epsilon,) = trained.histories["network"].learned["epsilon"]

@@ -24,13 +24,6 @@ def test_of_classes_it_equals_another_library(loss: Any, library: Any, temperatu
     assert float(value) == pytest.approx(float(library(temperature)(embeddings, labels)), rel=1e-6)
 
 
-def test_of_two_views_infonce_is_cross_entropy_over_all_others() -> None:
-    views, pairs = torch.cat([unit(7, 4), unit(7, 4, seed=1)]), Pairs.by_label(torch.arange(7).repeat(2))
-    logits = (views @ views.T / 0.5).masked_fill(torch.eye(14, dtype=torch.bool), -torch.inf)
-    expected = F.cross_entropy(logits, torch.arange(14).roll(7))
-    torch.testing.assert_close(InfoNCE(temperature=0.5)(views, pairs), expected)
-
-
 def test_a_pair_of_weight_two_is_two_pairs_and_pairs_left_out_do_not_count() -> None:
     embeddings, pairs, loss = unit(6, 4, seed=1), Pairs.by_label(torch.tensor([0, 0, 1, 1, 2, 2])), SupCon()
     doubled = Pairs(2.0 * pairs.positive, 2.0 * pairs.negative, pairs.n_positives, pairs.n_negatives)

@@ -60,15 +60,6 @@ def test_varcon_of_mined_pairs_is_the_mean_over_the_items_in_them() -> None:
     assert loss(z, Pairs(torch.zeros(6, 6), torch.zeros(6, 6), 1, 1, LABELS)) == 0
 
 
-def test_varcon_without_epsilon_is_the_likelihood_and_the_divergence_from_one_softened_target() -> None:
-    z, temperature = unit(6, 4), 0.3
-    centroids = F.normalize(torch.stack([z[c == LABELS].mean(0) for c in range(3)]))
-    log_p = (z @ centroids.T / temperature).log_softmax(1)
-    target = (F.one_hot(LABELS) / temperature).softmax(1)
-    expected = F.kl_div(log_p, target, reduction="batchmean") + F.nll_loss(log_p, LABELS)
-    torch.testing.assert_close(VarCon(temperature, 0.0)(z, Pairs.by_label(LABELS)), expected)
-
-
 @pytest.mark.parametrize("labels", [[0, 1, 2, 2], [0, 0, 0, 0], [1, 1, 2, 2]])
 @pytest.mark.parametrize("temperature", [1e-3, 0.1, 10.0])
 def test_varcon_is_finite_with_classes_of_one_item_or_one_class_and_where_a_mean_vanishes(

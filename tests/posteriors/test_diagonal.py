@@ -23,14 +23,6 @@ def make(
     return DiagonalPosterior(weight, b, curvature, N, likelihood_scale=scale), features
 
 
-def test_variance_is_the_inverse_precision():
-    posterior, _ = make()
-    posterior = replace(posterior, prior_precision=0.5)
-    torch.testing.assert_close(posterior.variance, 1 / (1e3 * posterior.curvature.h.clamp(min=0) + 0.5))
-    assert posterior.variance.max() == 2.0
-    assert replace(posterior, likelihood_scale=None).scale == 900.0
-
-
 @pytest.mark.parametrize("mode", ["marginal", "network"])
 def test_kappa_is_the_maximum_likelihood_fit_of_its_samples_corrected_for_chance(mode):
     posterior, features = make()
@@ -93,30 +85,6 @@ def test_kappa_stays_in_its_range_and_says_where_it_is_capped():
     assert opposed
     assert (opposed[0].kappa == KAPPA_RANGE[0]).all()
     assert not posterior.predict(features).capped.any()
-
-
-def test_evidence_is_that_of_a_gaussian():
-    posterior, _ = make()
-    h, theta = posterior.curvature.relu(), posterior.theta
-    alpha = 0.7
-    prior = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), alpha**-0.5)
-    precision = posterior.scale * h + alpha
-    expected = prior.log_prob(theta).sum() + 0.5 * (2 * torch.pi / precision).log().sum()
-    assert posterior.log_marginal_likelihood(alpha) == pytest.approx(expected.item(), rel=1e-10)
-
-
-@pytest.mark.parametrize("prior", [1e-3, 1.0, 1e3])
-def test_a_step_of_the_prior_is_the_first_one_of_adam_on_its_logarithm(prior):
-    posterior = replace(make()[0], prior_precision=prior)
-    h, theta = posterior.curvature.relu().flatten(), posterior.theta
-    log_alpha = torch.tensor(prior, dtype=torch.float64).log().requires_grad_()
-    optimizer = torch.optim.Adam([log_alpha], lr=0.1)
-    fit = (posterior.scale * h + log_alpha.exp()).log().sum() - len(h) * log_alpha
-    (fit + log_alpha.exp() * theta.square().sum()).mul(0.5).backward()
-    optimizer.step()
-    stepped = posterior.with_prior_step(0.1)
-    assert stepped.prior_precision == pytest.approx(log_alpha.exp().item(), rel=1e-6)
-    assert stepped.log_marginal_likelihood(stepped.prior_precision) > posterior.log_marginal_likelihood(prior)
 
 
 def test_embeddings_join_slice_and_refuse_other_shapes():

@@ -63,16 +63,6 @@ class TestMoments:
         assert_close(vmf.variance.sum(), along + sine_squared, rtol=1e-8, atol=0)
         assert_close(vmf.stddev, vmf.variance.sqrt())
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("dimension", "kappa"), CELLS)
-    def test_by_monte_carlo(self, dimension: int, kappa: float) -> None:
-        vmf = one(dimension, kappa)
-        n_draws = min(100_000, 20_000_000 // dimension)
-        deviations = vmf.sample((n_draws,), generator=generator()) - vmf.mean
-        assert (deviations.mean(0).abs() <= 6 * (vmf.variance / n_draws).sqrt()).all()
-        squares = deviations.square()
-        assert ((squares.mean(0) - vmf.variance).abs() <= 6 * squares.std(0) / math.sqrt(n_draws)).all()
-
     @pytest.mark.parametrize(("dimension", "kappa"), [(2, 0.5), (3, 20.0), (10, 5.0), (10, 1e4)])
     def test_many_proposals_at_once_give_draws_of_the_same_law(
         self, dimension: int, kappa: float, monkeypatch: pytest.MonkeyPatch
@@ -134,13 +124,6 @@ class TestDivergence:
                 expected = normalizers + (other - kappa) * versine + other * (1 - versine) * tilt
                 scale = max(1.0, expected.item(), dimension * math.log(max(kappa, other, 2)))
                 assert_close(kl_divergence(p, q) / scale, expected / scale, rtol=0, atol=1e-12)
-
-    @pytest.mark.parametrize(("dimension", "kappa"), [(2, 1.0), (3, 50.0), (64, 1e3), (512, 1e-3), (512, 1e8)])
-    def test_by_monte_carlo(self, dimension: int, kappa: float) -> None:
-        p, q = one(dimension, kappa), one(dimension, 20.0, seed=1)
-        draws = p.sample((4_000,), generator=generator())
-        ratios = p.log_prob(draws) - q.log_prob(draws)
-        assert (kl_divergence(p, q) - ratios.mean()).abs() <= 4 * ratios.std() / math.sqrt(len(draws))
 
     @pytest.mark.parametrize("dimension", [2, 3, 64, 4096])
     def test_is_zero_for_equals_alone_and_never_negative(self, dimension: int) -> None:

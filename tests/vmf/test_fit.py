@@ -41,13 +41,6 @@ class TestFit:
     def test_in_full(self, dimension: int, kappa: float) -> None:
         check_fit(dimension, kappa)
 
-    def test_maximises_the_likelihood(self) -> None:
-        samples = on_one_axis(4, torch.tensor(6.0, dtype=torch.float64)).sample((200,), generator=generator())
-        fit = VonMisesFisher.fit(samples)
-        best = fit.log_prob(samples).sum()
-        for factor in (0.98, 1.02):
-            assert VonMisesFisher(fit.loc, fit.concentration * factor).log_prob(samples).sum() < best
-
     def test_weights_are_repeats(self) -> None:
         samples = directions(3, 2, 5)
         weights = torch.tensor([[1.0, 0.0], [2.0, 1.0], [1.0, 1.0]])

@@ -93,11 +93,6 @@ def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_
     torch.testing.assert_close(mined.posterior.curvature.h.float(), first.posterior.curvature.h.float())
 
 
-def test_pairs_are_not_mined_over_a_whole_data_set():
-    with pytest.raises(ValueError, match="pairs are mined within batches"):
-        Relation("dataset", miner="hard")
-
-
 @pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("layers", ["last", "all"])
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from lam import losses
 from lam.hessians import ContrastiveCurvature, Diagonal
 from lam.hessians.accumulate import LastLayerAccumulator
-from lam.pairs.mining import ALL_PAIRS, Mining
+from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from tests.helpers import contrastive_ggn
@@ -106,11 +106,6 @@ def test_labels_are_kept_through_mining(mining: Mining) -> None:
     assert (chosen.positive != Pairs.by_label(LABELS).positive).any()
 
 
-def test_all_pairs_cost_nothing_and_stay_the_same_object() -> None:
-    pairs = Pairs.by_label(LABELS)
-    assert ALL_PAIRS.choose(points(), pairs, None, margin=MARGIN, generator=generator()) is pairs
-
-
 @pytest.mark.parametrize(
     "miner",
     [
@@ -167,22 +162,6 @@ def test_pairs_that_hold_all_curvature_give_that_of_all_pairs() -> None:
     torch.testing.assert_close(*ggn)
 
 
-def test_a_semihard_curvature_has_too_much_of_the_negatives_which_their_weight_takes_back() -> None:
-    features, weight = points(12, 5), torch.randn(3, 5, generator=generator(1), dtype=torch.float64)
-    chosen = choose(Mining("semihard"), F.normalize(features @ weight.T))
-
-    def h(pairs: Pairs, **options: Any) -> Tensor:
-        return contrastive_ggn(features, weight, None, pairs, margin=2.0, split="euclidean", **options).h
-
-    alone = h(chosen, negative_weight=0.0)
-    terms = contrastive_ggn(features, weight, None, chosen, margin=2.0, split="euclidean")
-    torch.testing.assert_close(alone, terms.sums[0] / chosen.n_positives)
-    for w in (0.25, 1.0):
-        torch.testing.assert_close(h(chosen, negative_weight=w), alone - w * terms.sums[1] / chosen.n_negatives)
-    traces = [float(h(chosen, negative_weight=w).sum()) for w in (0.0, 0.25, 1.0)]
-    assert traces == sorted(traces, reverse=True)
-
-
 def test_a_pair_named_often_weighs_more_among_the_chosen_and_not_more_in_all() -> None:
     def repeated(times: int) -> Mining:
         return Mining(lambda _, labels: tuple(t.repeat(times) for t in BatchEasyHardMiner()(points(), labels)))
@@ -191,12 +170,6 @@ def test_a_pair_named_often_weighs_more_among_the_chosen_and_not_more_in_all() -
     assert torch.equal(3 * once.positive, thrice.positive)
     assert abs(3 * once.n_positives - thrice.n_positives) <= 2  # both are rounded
     assert abs(3 * once.n_negatives - thrice.n_negatives) <= 2
-
-
-def test_violating_triplets_are_the_semihard_and_the_hard_ones() -> None:
-    violating, semihard, hard = (choose(Mining(kind), points()) for kind in ("violating", "semihard", "hard"))
-    assert torch.equal(violating.positive, semihard.positive + hard.positive)
-    assert torch.equal(violating.negative, semihard.negative + hard.negative)
 
 
 @pytest.mark.long

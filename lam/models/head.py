@@ -7,8 +7,8 @@ posterior stores the weights of this layer.
 
 import inspect
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -95,15 +95,10 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
 def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Float[Tensor, "N P"], Tensor]:
     """Inputs of the head (N, P) and the network's output for a batch, in evaluation mode."""
-    is_scripted = isinstance(network, torch.jit.ScriptModule)  # takes no hooks, and needs none: its head is `ADDED`
-    recording = nullcontext([]) if head == ADDED and is_scripted else record_head_inputs(network, head)
-    with evaluating(network), recording as head_inputs:
-        output = run(network, inputs)
-    if head == ADDED and is_scripted:
-        head_inputs.append(output)
-    features = head_inputs[-1] if head_inputs else None
+    with evaluating(network):
+        features, output = _input_and_output(network, head, lambda: run(network, inputs))
     if not isinstance(features, Tensor) or features.ndim != 2:
-        actual = "nothing" if not head_inputs else f"shape {tuple(getattr(features, 'shape', ()))}"
+        actual = "nothing" if features is None else f"shape {tuple(getattr(features, 'shape', ()))}"
         actual += f": {_ALONE}" if getattr(features, "ndim", 0) == 1 else ""
         raise ValueError(f"features must enter head {head!r} as (N, P), got {actual}")
     return features, output
@@ -112,9 +107,17 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
 def head_input_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Any, Any]:
     """Inputs of the head and the network's output for a batch, in the network's current mode, with gradients."""
     inner = unwrapped(network, compiled=False)  # Fabric's wrapper hides a part that is named "module"
-    with record_head_inputs(inner, head) as head_inputs:
-        output = network(inputs)
-    return head_inputs[-1], output
+    return _input_and_output(inner, head, lambda: network(inputs))
+
+
+def _input_and_output(network: nn.Module, head: str, call: Callable[[], Any]) -> tuple[Any, Any]:
+    """The head's input in `call`, a pass of the network, and the output; the input is None if the head did not run."""
+    if head == ADDED:
+        output = call()
+        return output, output
+    with record_head_inputs(network, head) as head_inputs:
+        output = call()
+    return head_inputs[-1] if head_inputs else None, output
 
 
 def check_weights(
@@ -144,20 +147,13 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
     head_inputs: list[Any] = []
     own = threading.get_ident()
 
-    def record(value: Any) -> None:
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _runs_in(own):
-            head_inputs.append(value)
+            head_inputs.append(args[0] if args else kwargs["input"])
 
-    layer = network if head == ADDED else network.get_submodule(head)
-    with network_lock, uncompiled(network, [layer]):
-        if head == ADDED:
-            handle = network.register_forward_hook(lambda _module, _inputs, output: record(output))
-        else:
-            handle = layer.register_forward_pre_hook(
-                lambda _module, args, kwargs: record(args[0] if args else kwargs["input"]), with_kwargs=True
-            )
-        with handle:
-            yield head_inputs
+    layer = network.get_submodule(head)
+    with network_lock, uncompiled(network, [layer]), layer.register_forward_pre_hook(record, with_kwargs=True):
+        yield head_inputs
 
 
 @contextmanager

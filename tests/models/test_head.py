@@ -182,14 +182,14 @@ def test_what_the_network_gives_enters_a_layer_added_after_it():
         features_and_output(nn.Sequential(network, nn.Unflatten(1, (3, 1))), ADDED, inputs)
 
 
-def test_what_the_network_gives_is_caught_in_an_exported_program_too():
+def test_what_enters_the_head_is_caught_in_an_exported_program_too():
     class Recorded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.network = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
+            self.network = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2))
 
         def forward(self, inputs: Tensor) -> Tensor:
-            with record_head_inputs(self.network, ADDED) as head_inputs:
+            with record_head_inputs(self.network, "2") as head_inputs:
                 self.network(inputs)
             return 2 * head_inputs[-1]
 

@@ -27,8 +27,8 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-    """Write a checkpoint, and remove all others except the one before it; returns the checkpoint's folder.
+def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write a checkpoint, and remove all others except the one before it.
 
     `number` rises with time. Tensors may share memory; `state` is JSON, without NaN or infinities.
     """
@@ -50,7 +50,6 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
     place = present.index(path)
     for other in (*present[: max(place - 1, 0)], *present[place + 1 :]):
         _discard(other)
-    return path
 
 
 def load(folder: str | Path) -> Checkpoint | None:

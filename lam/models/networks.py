@@ -264,14 +264,23 @@ def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> Emb
 def convnet28(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> EmbeddingNetwork:
     """The authors' network for 28 × 28 images: two 3 × 3 convolutions, pooling, one linear layer of 9,216 inputs.
 
-    Source: Warburg et al. (2023), appendix G.2. Arguments are as in `convnet32`.
+    Source: Warburg et al. (2023), appendix G.2.
+
+    Args:
+        dimension: embedding dimensions D.
+        channels, dropout: as in `convnet32`.
     """
     layers = (nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
     return EmbeddingNetwork(_features(*layers, dropout=dropout), nn.Linear(9216, dimension))
 
 
 def convnet8(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> EmbeddingNetwork:
-    """`convnet28` for 8 × 8 images: half as many filters, padded borders, a linear layer of 512 inputs."""
+    """`convnet28` for 8 × 8 images: half as many filters, padded borders, a linear layer of 512 inputs.
+
+    Args:
+        dimension: embedding dimensions D.
+        channels, dropout: as in `convnet32`.
+    """
     first, second = nn.Conv2d(channels, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
     layers = (first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2))
     return EmbeddingNetwork(_features(*layers, dropout=dropout), nn.Linear(512, dimension))

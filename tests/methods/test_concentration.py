@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import lam
 from lam.datasets import TensorImages
-from lam.encoders.deterministic import HeadEncoder, NormEncoder
+from lam.encoders.deterministic import NormEncoder
 from lam.losses import MCInfoNCE, SupCon, build
 from lam.methods import Aninfonce, Elk, HibVmf, LossPrediction, Mcinfonce, Method, Varcon
 from lam.models.kappa_head import KappaHead
@@ -87,12 +87,6 @@ def test_a_shared_head_shapes_the_network_and_one_in_phases_does_not() -> None:
         return network.head.weight.detach()
 
     assert not torch.equal(trained("shared"), trained("phases"))
-
-
-def test_what_the_loss_learned_of_kappa_pos_is_what_the_head_is_trained_with() -> None:
-    method = Mcinfonce(n_samples=2, epochs=1, learn_kappa_pos=True)
-    encoder, _ = method.train(small.network(), small.images(), small.training())
-    assert isinstance(encoder, HeadEncoder)
 
 
 def test_what_the_loss_learned_of_kappa_pos_is_in_the_history_and_in_its_curvature() -> None:

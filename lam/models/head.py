@@ -212,7 +212,9 @@ def run(network: nn.Module, inputs: Any, weights: Mapping[str, Tensor] | None = 
         )
     if any(isinstance(each, Tensor) and each.is_meta for each in (*args, *kwargs.values())):
         raise ValueError("the inputs are on the meta device and have no values: give tensors on another device")
-    call = partial(functional_call, network, weights) if weights else lambda args, kwargs: network(*args, **kwargs)
+    call = (
+        partial(functional_call, network, dict(weights)) if weights else lambda args, kwargs: network(*args, **kwargs)
+    )
     try:
         return call(tuple(_on(device, each) for each in args), {name: _on(device, kwargs[name]) for name in kwargs})
     except (RuntimeError, ValueError, IndexError) as error:  # a batch norm raises ValueError

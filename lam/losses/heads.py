@@ -58,6 +58,10 @@ def mutual_likelihood(
         >>> mutual_likelihood(mean, log_variance, Pairs.by_label(torch.tensor([7, 7])))
         tensor(1.3466)
     """
+    if mean.shape != log_variance.shape:
+        raise ValueError(
+            f"mean and log_variance must have one shape, got {tuple(mean.shape)} and {tuple(log_variance.shape)}"
+        )
     pairs.check_size(len(mean))
     first, second = pairs.positive.triu().nonzero(as_tuple=True)  # the pairs are symmetric, and so is the score
     log_sum = torch.logaddexp(log_variance[first], log_variance[second])

@@ -117,9 +117,7 @@ class Client:
 
     def search_batch(self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None) -> list[Answer]:
         """Search for several queries in one request, which is faster; a refused query raises a `ServiceError`."""
-        if isinstance(queries, str):
-            raise TypeError("queries must be a list, got a text: give [text]")
-        body = {"queries": [_part(query) for query in queries]}
+        body = {"queries": _parts("queries", queries)}
         answers = self._ask("POST", "/v1/search/batch", body, k=k, filter=filter)["answers"]
         for place, found in enumerate(answers):
             if "error" in found:
@@ -144,6 +142,27 @@ class Client:
         body = content if metadata is None else {**_part(content), "metadata": metadata}
         method, path = ("POST", "/v1/items") if id is None else ("PUT", _path(id))
         return _of(Item, self._ask(method, path, body, label=label, uncertain=uncertain, fuse=str(fuse).lower()))
+
+    def add_batch(
+        self, contents: Sequence[Query], *, ids: Sequence[str] | None = None, labels: Sequence[str] | None = None,
+        metadata: Sequence[Json] | None = None, uncertain: str = "keep", fuse: bool = False,
+    ) -> list[Item]:  # fmt: skip
+        """Add several contents in one request, each as `add` does; if one is refused, none is stored."""
+        columns = {"id": ids, "label": labels, "metadata": metadata}
+        given = {name: values for name, values in columns.items() if values is not None}
+        rows = zip(_parts("contents", contents), *given.values(), strict=True)
+        body = {"items": [{**content, **dict(zip(given, facts, strict=True))} for content, *facts in rows]}
+        found = self._ask("POST", "/v1/items/batch", body, uncertain=uncertain, fuse=str(fuse).lower())
+        return [_of(Item, item) for item in found["items"]]
+
+    def judge(self, answer: Answer, *, label: str | None = None, correct: bool | None = None) -> str:
+        """Tell the true label of an answer (empty: no item is right), or whether a match is right.
+
+        The service tests its error rates on such feedback; returns whether they hold: `holds`, `in doubt` or `broken`.
+        """
+        feedback = {"answer_id": answer.fields["answer_id"], "label": label, "correct": correct}
+        known = {name: value for name, value in feedback.items() if value is not None}
+        return self._ask("POST", "/v1/feedback", known)["promise"]
 
     def get(self, id: str) -> Item:
         """Look an item up."""
@@ -233,6 +252,13 @@ def _json(value: Json) -> str:
 
     text = json.dumps(value, default=plain, ensure_ascii=False)
     return text.encode(errors="replace").decode()  # without lone surrogates
+
+
+def _parts(name: str, queries: Sequence[Query]) -> list[Json]:
+    """Queries of a batch as JSON."""
+    if isinstance(queries, str):
+        raise TypeError(f"{name} must be a list, got a text: give [text]")
+    return [_part(query) for query in queries]
 
 
 def _part(query: Query) -> Json:

@@ -79,6 +79,13 @@ def test_items_come_are_found_and_go(asked: Client, png: bytes, tmp_path: Path) 
     assert asked.delete(item.id)
     assert not asked.delete(item.id)
     assert len(list(asked.items())) == size + 1
+    two = asked.add_batch([png, query], ids=["a", "b"], labels=["x", ""], metadata=[{"n": np.int64(1)}, {}])
+    assert [(item.id, item.label, item.metadata) for item in two] == [("a", "x", {"n": 1}), ("b", "", {})]
+    with pytest.raises(ServiceError, match="nothing was stored: items 1 of 2"):
+        asked.add_batch([png, b"no picture"])
+    assert asked.judge(answer, label=answer.hits[0].label) in ("holds", "in doubt", "broken")
+    with pytest.raises(ServiceError, match="409: this answer was judged before"):
+        asked.judge(answer, label="")
 
 
 @pytest.mark.long
@@ -130,6 +137,15 @@ def test_one_text_is_no_batch() -> None:
     client, requests = answering()
     with pytest.raises(TypeError, match=r"queries must be a list, got a text: give \[text\]"):
         client.search_batch("hello")
+    with pytest.raises(TypeError, match=r"contents must be a list, got a text: give \[text\]"):
+        client.add_batch("hello")
+    assert not requests
+
+
+def test_a_batch_needs_a_fact_for_each_content(png: bytes) -> None:
+    client, requests = answering()
+    with pytest.raises(ValueError, match="shorter"):
+        client.add_batch([png, png], ids=["a"])
     assert not requests
 
 

@@ -164,6 +164,32 @@ def test_everything_is_there_again(filled: tuple[Stored, Embeddings, torch.Tenso
         again.close()
 
 
+@pytest.mark.parametrize("rows", [MOST_HITS, 0], ids=["deeper", "blocks"])
+def test_a_search_among_many_ids_has_short_conditions(
+    filled: tuple[Stored, Embeddings, torch.Tensor], monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Milvus takes longer to read a condition with 200,000 ids than a service waits for its answer."""
+    stored, items, ids = filled
+    conditions, call = list[str](), MilvusIndex._call
+
+    def recorded(index: MilvusIndex, name: str, **options: Any) -> Any:
+        conditions.append(options.get("filter", ""))
+        return call(index, name, **options)
+
+    monkeypatch.setattr(MilvusIndex, "_call", recorded)
+    monkeypatch.setattr("lam.retrieval.index.milvus_index._LISTED", 20)
+    monkeypatch.setattr("lam.retrieval.index.milvus_index._ROWS", rows)
+    queries = embeddings(4, seed=3)
+    cosines = queries.mean @ items.mean.T
+    for among in (torch.arange(0, COUNT, 2), torch.arange(COUNT)[cosines[0] < 0], torch.arange(1, 30)):
+        for k in (1, 5, 200):
+            hits = stored.index.search(queries, k=k, among=ids[among])
+            best = cosines[:, among].topk(min(k, len(among)))
+            torch.testing.assert_close(hits.scores, best.values, atol=1e-5, rtol=0)
+            assert torch.equal(hits.ids, ids[among][best.indices])
+    assert all(condition.count(",") < 20 for condition in conditions)
+
+
 def test_an_empty_index_answers(stored: Stored) -> None:
     nothing = embeddings(0)
     assert len(stored.index) == 0

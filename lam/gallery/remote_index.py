@@ -178,10 +178,12 @@ class RemoteIndex:
         with self._changing:
             self._gone, self._new = set(), set()
         index = self._connected()
+        stored, indexed = set(self._store.keys()), set(index.ids.tolist())
         if self._follows:
-            stored, indexed = set(self._store.keys()), set(index.ids.tolist())
             index.discard(sorted(indexed - stored))
             self._put(index, stored - indexed)
+        elif missing := len(stored - indexed):
+            raise ConnectionError(f"the collection lacks {missing} items, which the service that writes adds")
         with self._changing:
             self._follow(index)
             self._index, self._reason = index, ""

@@ -75,6 +75,19 @@ def test_a_replica_leaves_out_what_only_the_collection_holds(run_copy: Path, add
             replica.write(items(1))
 
 
+def test_a_replica_waits_until_the_collection_has_caught_up(run_copy: Path, address: str) -> None:
+    """After an outage, a replica may reach the server before the writer does."""
+    with opened(run_copy, address) as writer:
+        writer.store.write(items(2))
+        with closing(Replica(run_copy / "gallery", D, index=address)) as replica:
+            assert replica.complaint is not None
+            with pytest.raises(Refusal, match="cannot be searched now"):
+                replica.search(embeddings(1), 1)
+            assert writer.index.probe()
+            assert replica.index.probe()
+            assert found(replica, embeddings(1)) == ["0-0"]
+
+
 def test_a_replica_needs_the_collection_of_a_writer(run_copy: Path, address: str, tmp_path: Path) -> None:
     for index in (None, "flat", f"milvus://{tmp_path}/items.db/items"):
         with pytest.raises(ValueError, match="beside a process that writes"):

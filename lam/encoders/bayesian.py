@@ -321,7 +321,7 @@ class BayesianEncoder(Encoder):
 
         Raises:
             ValueError: with neither an example nor a preprocessing of fixed shape, for a head that was trained further
-                since the fit, or for a path where no file can be written.
+                since the fit, a network that `torch.export` cannot follow, or a path where no file can be written.
         """
         check_output(path)
         self._check_head()

@@ -219,7 +219,14 @@ def export_encoder(
         )
     program = _Program(network, head, predict)
     with evaluating(program):
-        exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        try:
+            exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        except Exception as error:  # torch's errors have no common class
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ValueError(
+                f"the network cannot be exported ({reason:.200}): write it without branches on values or a fixed batch "
+                "size, or deploy it with lam"
+            ) from error
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No complete tensor")  # torch warns of complete channels_last weights too

@@ -164,6 +164,14 @@ def test_a_state_that_is_no_tensor_is_named_before_training_and_saving(tmp_path:
         train(network, [], Training(loss=losses.build(margin=0.7), epochs=1))
 
 
+def test_a_network_that_branches_on_values_cannot_be_exported(tmp_path: Path) -> None:
+    batches = make_batches()
+    encoder = lam.fit(Ending(lambda f: 2 * f if f.mean() > 0 else f), batches, margin=0.7, progress=False)
+    with pytest.raises(ValueError, match="cannot be exported"):
+        encoder.export(tmp_path / "encoder.pt2", batches[0][0])
+    assert not list(tmp_path.iterdir())
+
+
 def test_errors_of_the_network_itself_are_its_own() -> None:
     class Broken(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         self.encoder_ = fit(nn.Identity(), batches, options, seed=seed, progress=False)
         self.encoder_.network, self.encoder_.head = None, ""  # an encoder of features, which `lam.load` can read
         self._reference = Reference.of(rows)
+        self._by, self._k = self.by, min(self.k, len(rows))  # `offset_` belongs to these, whatever `set_params` changes
         self._n_features_out = self.encoder_.dimension
         self.flag_rate_ = max(self.flag_rate, least_rate(n_held_out))
         if n_held_out < needed(self.flag_rate):
@@ -129,9 +130,9 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         return validate_data(self, X, dtype=np.float64, reset=False)
 
     def _scores(self, X: np.ndarray) -> Tensor:
-        if self.by == "kappa":
+        if self._by == "kappa":
             return self.encoder_.embed(_tensor(X)).kappa.log()
-        return -knn_distance(_tensor(X), self._reference, k=min(self.k, len(self._reference)))
+        return -knn_distance(_tensor(X), self._reference, k=self._k)
 
 
 def _tensor(X: np.ndarray) -> Tensor:

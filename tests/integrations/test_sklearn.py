@@ -145,3 +145,11 @@ def test_the_encoder_is_loaded_without_a_network(dimension: int | None, tmp_path
     detector.encoder_.save(tmp_path / "encoder")
     kappa = lam.load(tmp_path / "encoder").embed(X).kappa
     np.testing.assert_allclose(kappa.log().numpy(), detector.score_samples(X), rtol=1e-12)
+
+
+def test_settings_that_change_after_the_fit_wait_for_the_next() -> None:
+    X = np.random.default_rng(0).normal(size=(80, 4))
+    detector = OutlierDetector(random_state=0).fit(X)
+    before = detector.decision_function(X)
+    np.testing.assert_array_equal(detector.set_params(by="kappa", k=1).decision_function(X), before)
+    assert detector.fit(X).score_samples(X).tolist() != detector.set_params(by="knn").fit(X).score_samples(X).tolist()

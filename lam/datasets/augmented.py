@@ -48,17 +48,11 @@ class AugmentationOptions:
 
 
 class Augmented(Dataset):
-    """A data set of images that are cropped and flipped anew whenever they are read.
+    """A data set of images that are cropped and flipped anew whenever they are read; other items are a `ValueError`.
 
     Image files (`FolderImages`) are read at a resolution that is enough for the smallest possible crop, then cropped,
     then resized. Random numbers come from torch's global generator. `lam.training` reseeds this generator for every
     batch, so a resumed run draws the same views as an uninterrupted run.
-
-    Args:
-        dataset: a data set of images; labels, targets, classes and size are kept.
-
-    Raises:
-        ValueError: If the items are no images.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -216,10 +210,8 @@ class TwoViews(_ViewsOfImages):
     """A data set of two random views of each image, with the image's number instead of its label.
 
     A batch holds the first views of all images, then the second views. Views are drawn from torch's global generator,
-    which `lam.training` reseeds for every batch.
-
-    Args:
-        dataset: images with values in about [0, 1], or standardised; labels and augmentation are ignored.
+    which `lam.training` reseeds for every batch. Images have values in about [0, 1], or are standardised; their labels
+    and augmentation are ignored.
 
     Example:
         >>> from lam.datasets import TensorImages

@@ -4,6 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -163,6 +164,23 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
                 values = tuple(values[row] for row in positions.tolist())
             setattr(part, name, values)
         return part
+
+    def joined(self: Items, *others: Items) -> Items:
+        """The items of data sets of one kind, in order; an attribute that some data sets lack becomes None."""
+        parts = (self, *others)
+        if len(kinds := {type(part).__name__ for part in parts}) > 1:
+            raise ValueError(f"data sets must be of one kind to be joined, got {', '.join(sorted(kinds))}")
+        whole = copy.copy(self)
+        for name in self._per_item:
+            values: list[Any] = [getattr(part, name) for part in parts]
+            if any(value is None for value in values):
+                joined = None
+            elif isinstance(values[0], Dataset):
+                joined = values[0].joined(*values[1:])
+            else:
+                joined = torch.cat(values) if isinstance(values[0], Tensor) else tuple(chain.from_iterable(values))
+            setattr(whole, name, joined)
+        return whole
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
         """At most n random items, drawn so that most have a match.

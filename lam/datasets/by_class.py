@@ -65,12 +65,10 @@ _FACES = Source(
 class HalvedClasses:
     """Photographs split by class: the first half of the classes is for training and validation, the second for testing.
 
+    `read` returns the annotations of `source` in a root; see `Source.roots`.
+
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Here, validation classes are held out of the first half:
         training sees neither validation nor test classes.
-
-    Args:
-        source: name of the data set, and how to get it.
-        read: function that reads the annotations from a root; see `Source.roots`.
     """
 
     source: Source
@@ -85,13 +83,10 @@ class HalvedClasses:
         validation: float = 0.2,
         allow_missing: bool = False,
     ) -> Splits:
-        """The data set with ImageNet's preprocessing.
+        """The data set in `root`, by default $LAM_DATA/<name>, at 227 pixels; see `lam.datasets.load`.
 
         Args:
-            root: folder of its files; $LAM_DATA/<name> by default.
-            seed: seed of the held-out classes.
-            preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
-            validation: fraction of the training classes that is held out.
+            validation: fraction of the training classes that is held out, drawn by the seed.
             allow_missing: whether missing images are left out with a warning.
         """
         annotations = self.read(self.source, root)
@@ -184,7 +179,7 @@ def faces(
     test: float = 0.3,
     allow_missing: bool = False,
 ) -> Splits:
-    """Faces in the published split of people.
+    """Faces in the published split of people, at 227 pixels; see `lam.datasets.load`.
 
     Classes are people; no person is in two splits. Most people have a single image, which has no match.
 
@@ -193,10 +188,8 @@ def faces(
 
     Args:
         root: folder that contains the folder of people and the lists; $LAM_DATA/lfw by default.
-        seed: seed of the held-out people, and of the test people if there are no lists.
-        preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
-        validation: fraction of the training people that is held out.
-        test: fraction of all people for testing, if there are no lists.
+        validation: fraction of the training people that is held out, drawn by the seed.
+        test: fraction of all people for testing, drawn by the seed, if there are no lists.
         allow_missing: whether missing images are left out with a warning.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)

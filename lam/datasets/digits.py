@@ -14,14 +14,11 @@ _LARGEST = 16  # grey values are from 0 to 16
 
 
 def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float = 0.2, test: float = 0.2) -> Splits:
-    """The digits as (1, 8, 8) images in [0, 1], without the classes `held_out`.
+    """The digits as (1, 8, 8) images in [0, 1], without the classes `held_out`, at most eight.
+
+    `validation` and `test` are fractions of the images.
 
     Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI; test split.
-
-    Args:
-        seed: seed of the split.
-        held_out: digits that are in no split, at most eight.
-        validation, test: fractions of the images for these splits.
 
     Example:
         >>> parts = splits()

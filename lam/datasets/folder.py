@@ -88,15 +88,12 @@ class FolderImages(Dataset):
 def splits(
     *, root: str | Path, seed: int = 0, preprocessing: ImageOptions = None, validation: float = 0.2, test: float = 0.2
 ) -> Splits:
-    """Read a folder of images in three disjoint splits.
+    """Read a folder of images in three disjoint splits; see `lam.datasets.load`.
 
     The splits are the folders `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or
-    `testing`, `eval`). Missing splits are drawn from the training images; see `lam.datasets.splits.carve_missing`.
-    Without classes, or with a single class, the label of each image is its path.
-
-    Args:
-        root, seed, preprocessing: as for `lam.datasets.load`.
-        validation, test: fractions of the training images that a split without a folder gets.
+    `testing`, `eval`). Missing splits are drawn from the training images, of which `validation` and `test` are
+    fractions; see `lam.datasets.splits.carve_missing`. Without classes, or with a single class, the label of each image
+    is its path.
     """
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}
@@ -213,15 +210,9 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
             raise ValueError(f"{folder} has a folder {name!r} with a name that is not in UTF-8: rename it")
     if "" in classes:
         raise ValueError(f"{folder} has a folder whose name is blank: rename it to the class of its images")
-    beside = sorted(folder.iterdir())
-    for path in beside:
-        if _is_of_system(path, folder):
-            files = path.rglob("*") if path.is_dir() else [path]
-            left_out[_OF_SYSTEM] += [file for file in files if file.is_file()]
-    strays = [path for path in beside if _is_image(path) or not path.exists()]
-    for path in beside:
-        if path.is_file() and not (_is_image(path) or _is_of_system(path, folder) or path.name.startswith(".")):
-            left_out[_NO_IMAGE].append(path)
+    beside = list(folder.iterdir())
+    beside += [file for path in beside if path.is_dir() and _is_of_system(path, folder) for file in path.rglob("*")]
+    strays = _images_among([path for path in sorted(beside) if not path.is_dir()], folder, left_out)
     _warn_left_out(folder, {"belong to no class": strays} | left_out)
     _warn_merged(folder, classes)
     if empty := [name for name, files in classes.items() if not files]:
@@ -234,9 +225,13 @@ def _as_utf8(name: str) -> str:
 
 
 def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
-    """All files below a folder that have an image's suffix; other visible files are added to `left_out`, by reason."""
+    """All images below a folder, sorted; other visible files are added to `left_out`, by reason."""
+    return _images_among(sorted(folder.rglob("*")), folder, left_out)
+
+
+def _images_among(paths: Iterable[Path], folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
     images: list[Path] = []
-    for path in sorted(folder.rglob("*")):
+    for path in paths:
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         if _is_of_system(path, folder):

@@ -27,10 +27,7 @@ _PARTS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def clinc150(*, root: str | Path | None = None) -> Splits:
-    """The 150 intents of CLINC150 in the published splits, without questions out of scope.
-
-    `root` is the folder of data_full.json, by default $LAM_DATA/clinc150.
-    """
+    """The 150 intents of CLINC150 in the published splits; `root`, by default $LAM_DATA/clinc150, has the file."""
     path, content = _clinc150(root)
     classes = sorted({label for _, label in _pairs(path, content, "train")})
     train, validation, test = (_texts(_pairs(path, content, key), classes, path) for key in _PARTS.values())
@@ -47,12 +44,9 @@ def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: D
 
 
 def banking77(*, root: str | Path | None = None, seed: int = 0, validation: float = 0.1) -> Splits:
-    """The 77 intents of BANKING77: validation texts are drawn from the published training split.
+    """The 77 intents of BANKING77; `root`, by default $LAM_DATA/banking77, has train.csv and test.csv.
 
-    Args:
-        root: folder of train.csv and test.csv; by default $LAM_DATA/banking77.
-        seed: seed of the validation split.
-        validation: fraction of the published training split.
+    `validation` is the fraction of the published training split for validation, drawn by the seed.
     """
     folder = _BANKING77.folder(root, needed=_FILES)
     options: Any = {"columns": Columns("text", "category"), "labelled": True, "name": "banking77"}

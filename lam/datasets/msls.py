@@ -60,14 +60,13 @@ def splits(
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Photographs of places, divided into queries and a database in each city.
+    """Photographs of places, divided into queries and a database in each city, at 227 pixels; see `lam.datasets.load`.
 
     Source: F. Warburg, S. Hauberg, M. Lopez-Antequera, P. Gargallo, Y. Kuang and J. Civera (2020); cities as in the
         authors' mapillary_sls, except that zurich and amman, two of its 22 training cities, are held out.
 
     Args:
         root: folder of train_val; $LAM_DATA/msls by default.
-        preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         train_cities, validation_cities, test_cities: cities of each split.
         subtask: the subtask that selects validation and test images; training uses all images, as in the authors' code.
         angles: whether to read the compass angle `ca`; it becomes the last column of the targets.

@@ -140,14 +140,13 @@ def splits(
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Photographs of places in three splits, as in the column `split`.
+    """Photographs of places in three splits, as in the column `split`, at 227 pixels; see `lam.datasets.load`.
 
     Without this column, each area is cut across its longest side into strips for training, validation and testing, in
     this order. Then only few places are in two splits.
 
     Args:
         csv: the table, relative to the folder `root`; see `Table.read`.
-        preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         validation, test: fractions of the images of each area, if there is no column `split`.
         angles: whether to read the column `angle`; it becomes the last column of the targets.
         allow_missing: whether missing images are left out with a warning.

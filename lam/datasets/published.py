@@ -27,13 +27,10 @@ CIFAR10H = "cifar10h-probs.npy"
 
 @dataclass(frozen=True)
 class Source:
-    """A published data set.
+    """A published data set: its name in lam, and a sentence of advice on how to get its files.
 
-    Args:
-        name: its name in lam.
-        advice: a sentence on how to get its files.
-        system_root: folder where a package of the operating system installs the files, if there is one.
-        compressed: whether each file may have the suffix .gz.
+    A package of the operating system may install the files in `system_root`. If `compressed`, each file may have the
+    suffix .gz.
     """
 
     name: str
@@ -91,14 +88,7 @@ def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: b
 
 @dataclass(frozen=True)
 class Annotations:
-    """N annotated photographs.
-
-    Attributes:
-        paths: the photographs.
-        labels: positions in `classes`.
-        classes: names of the classes.
-        path: file of the annotations, or a pattern for several files.
-    """
+    """N annotated photographs; `path` is the file of the annotations, or a pattern for several files."""
 
     paths: Sequence[Path]
     labels: Int64[Tensor, " N"]

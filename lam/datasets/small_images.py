@@ -40,8 +40,6 @@ class SmallImages:
     """A data set of small images in memory, published in a training and a test split.
 
     Args:
-        source: name of the data set, and how to get it.
-        classes: names of the classes.
         files: names of the files of each published split.
         below: sub-folders of a root that are searched for the files, too.
         read: maps the files of a split to images (N, C, H, W) and labels (N,).
@@ -62,8 +60,7 @@ class SmallImages:
 
         Args:
             root: folder of the files; by default $LAM_DATA/<name>, or the folder of a system package.
-            seed: seed of the validation split.
-            validation: number of validation images; the draw is stratified by class.
+            validation: number of validation images, drawn by the seed and stratified by class.
             download: whether torchvision downloads missing files to the root.
         """
         training = self._part("train", root, download)

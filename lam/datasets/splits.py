@@ -4,13 +4,11 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from lam.datasets.base import Dataset, Items, Preview, stratified_split
-from lam.inputs.decoding import THUMBNAIL_SIDE
+from lam.datasets.base import Dataset, Items, stratified_split
 from lam.utils.checks import check_share, first_of
 from lam.utils.notes import Note
 
@@ -100,15 +98,10 @@ def carve_missing(
 ) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
-    The draw is stratified by class. If small classes would leave too many items without a match, the drawn splits get
-    whole classes instead, as is usual for faces and products. If classes are too few for this, the drawn splits get
-    pairs of items of one class. A `Note` reports either exception.
-
-    Args:
-        parts: splits by name, at least `train`.
-        validation, test: fractions of `train`, between 0 and 1, for a missing split.
-        source: name of the data in errors.
-        by_class: whether drawn splits may get whole classes or pairs; False for questions, which match only answers.
+    The draw is stratified by class; `validation` and `test` are fractions of `train`. If small classes would leave too
+    many items without a match, the drawn splits get whole classes instead, as is usual for faces and products. If
+    classes are too few for this, the drawn splits get pairs of items of one class. A `Note` reports either exception.
+    Questions match only answers: with `by_class=False`, there is no exception. Errors name the `source`.
     """
     dataset = parts["train"]
     missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
@@ -210,34 +203,6 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
             )
         strangers += [queries.subset(mask.nonzero()[:, 0])] if mask.any() else []
         rest[name] = part.subset((~torch.isin(part.labels, held_out)).nonzero()[:, 0])
-    items = [(part, row) for part in strangers for row in range(len(part))]
-    return replace(splits, **rest, strangers=JoinedItems(items))
-
-
-class JoinedItems(Dataset):
-    """Items of several data sets with the same list of classes, stored as pairs of data set and position."""
-
-    items: tuple[tuple[Dataset, int], ...]
-
-    def __init__(self, items: Sequence[tuple[Dataset, int]]) -> None:
-        labels = torch.tensor([int(part.labels[row]) for part, row in items], dtype=torch.int64)
-        first = items[0][0]
-        options: Any = {"name": first.name, "classes": first.classes, "preprocessing": first.preprocessing}
-        super().__init__(labels, **options, items=tuple(items))
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        part, row = self.items[index]
-        return part[row]
-
-    @property
-    def names(self) -> Sequence[str]:
-        names = {key: part.names for key, part in {id(part): part for part, _ in self.items}.items()}
-        return [names[id(part)][row] for part, row in self.items if names[id(part)]]
-
-    @property
-    def files(self) -> Sequence[Path]:
-        return [part.files[row] for part, row in self.items if part.files]
-
-    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
-        part, row = self.items[index]
-        return part.preview(row, side=side)
+    joined = strangers[0].joined(*strangers[1:])
+    joined.is_query = None
+    return replace(splits, **rest, strangers=joined)

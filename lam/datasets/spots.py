@@ -22,13 +22,10 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
     """960 views (3, 96, 96) in [0, 1] of a temple in China and a flower: 64 spots with fifteen views each.
 
     A view is shifted by up to 8 pixels, rotated by up to 10°, and darkened by a factor of up to 1.5. Zoom and contrast
-    change by factors of up to 1.3. The label is the spot.
+    change by factors of up to 1.3. The label is the spot. The seed divides the views, which are always the same;
+    `validation` and `test` are fractions.
 
     Source: scikit-learn's `load_sample_images`, CC BY 2.0.
-
-    Args:
-        seed: seed of the split; the views are always the same.
-        validation, test: fractions of the views for these splits.
 
     Example:
         >>> parts = splits()

@@ -381,16 +381,9 @@ def _texts(rows: Sequence[_Row], classes: Sequence[str], name: str = "texts", **
 
 def _with_gallery(queries: Texts, gallery: Texts) -> Texts:
     """Texts as queries, with other texts as their gallery."""
-    return Texts(
-        [*queries.texts, *gallery.texts],
-        torch.cat([queries.labels, gallery.labels]),
-        name=queries.name,
-        classes=queries.classes,
-        preprocessing=queries.preprocessing,
-        is_query=torch.arange(len(queries) + len(gallery)) < len(queries),
-        metadata=[*queries.metadata, *gallery.metadata],
-        paths=[*queries.paths, *gallery.paths],
-    )
+    texts = queries.joined(gallery)
+    texts.is_query = torch.arange(len(texts)) < len(queries)
+    return texts
 
 
 def _shortened(key: str) -> str:

@@ -38,7 +38,6 @@ from lam.utils.files import (
     write_generation,
     write_tensors,
 )
-from lam.utils.replaced import read_undisturbed
 
 FORMAT = FolderFormat(6, "encoder.json", ("posterior.safetensors",), optional=("ambiguity.safetensors",))
 NETWORK = "network.safetensors"
@@ -105,11 +104,10 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
 
 def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     """Check the hashes of an encoder's files, then read them; see `lam.load`."""
-    return read_undisturbed(folder, lambda: _load(folder, network))
+    return FORMAT.read(folder, lambda generation: _load(folder, generation, network))
 
 
-def _load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
-    generation = read_generation(folder, FORMAT.required)
+def _load(folder: str | Path, generation: Path, network: nn.Module | None) -> SavedEncoder:
     metadata, tensors, ambiguity = FORMAT.read_files(generation)
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
     _check_types(generation / FORMAT.record, metadata)

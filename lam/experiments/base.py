@@ -21,12 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves, or clouds of points, in one pair of axes.
-
-    Attributes:
-        x, y: labels of the axes.
-        curves: x and y of each point, by name.
-    """
+    """Curves, or clouds of points, in one pair of axes: x and y of each point, by the name of the curve."""
 
     x: str
     y: str

@@ -44,7 +44,6 @@ class ImageExperiment(Experiment):
         limit: greatest number of images in each split, at least 40; None for all.
         network: name of the network; by default a small network for the size of the images.
         dimension: D of the embeddings.
-        epochs: epochs of each training.
         learning_rate: learning rate of Adam.
         n_corrupted: number of test images to corrupt by each kind of `lam.inputs.corruption.published_kinds`.
     """

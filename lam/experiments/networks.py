@@ -43,13 +43,10 @@ class Decoder(nn.Module):
 
 
 def trained_decoder(pixels: Float[Tensor, "O I"], dimension: int, epochs: int, generator: torch.Generator) -> Decoder:
-    """Train an encoder and a decoder of images by the evidence lower bound; return the decoder.
+    """Train an encoder and a decoder of images in [0, 1] by the evidence lower bound; return the decoder.
 
-    Args:
-        pixels: images, in [0, 1].
-        dimension: D of the latents.
-        epochs: passes over the images; batches are drawn with replacement.
-        generator: source of weights, batches and latents, on the device of the training.
+    The generator is the source of weights, latents and batches, which are drawn with replacement; the training is on
+    its device.
     """
     pixels = pixels.to(generator.device)
     encoder = layers([pixels.shape[1], _WIDTH, _WIDTH, 2 * dimension], generator)

@@ -190,12 +190,8 @@ class PosteriorRecovery(Experiment):
 class Posteriors(nn.Module):
     """μ(x) and κ(x) = 1 + e^(slope r(x) + shift), where μ and r are networks with leaky ReLUs.
 
-    Args:
-        dimension: D of the inputs.
-        latent: D of the latents.
-        of_mean: widths of the hidden layers for μ.
-        of_kappa: widths of the hidden layers for r.
-        shared: whether r takes the output of μ's network, before normalisation, instead of the inputs.
+    `of_mean` and `of_kappa` are the widths of hidden layers for μ and r. If `shared`, r takes the output of μ's
+    network, before normalisation, instead of the inputs.
     """
 
     def __init__(

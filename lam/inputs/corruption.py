@@ -34,19 +34,14 @@ _GREY = 0.299, 0.587, 0.114
 
 
 def published_kinds(n_channels: int) -> tuple[str, ...]:
-    """The published kinds for images with this number of channels: `saturate` needs 3.
-
-    Example:
-        >>> len(published_kinds(3)), len(published_kinds(1))
-        (17, 16)
-    """
+    """The published kinds for images with this number of channels: `saturate` needs 3."""
     return tuple(kind for kind in PUBLISHED_STRENGTHS if n_channels == 3 or kind != _COLOURED)
 
 
 def corrupt(
     images: Float[Tensor, "N C H W"], kind: str, severity: int, *, generator: torch.Generator
 ) -> Float[Tensor, "N C H W"]:
-    """Corrupt images.
+    """Images in [0, 1], corrupted by a kind of `KINDS` or `PUBLISHED_KINDS` at a severity from 0 (unchanged) to 5.
 
     Differences from the published code: `glass-blur` takes each pixel from a random position nearby; the published code
     swaps pixels one after the other. Movements by parts of a pixel are interpolated, not rounded. `jpeg` compresses
@@ -59,14 +54,6 @@ def corrupt(
 
     Source: Hendrycks and Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
     perturbations", and their published code for CIFAR-10-C.
-
-    Args:
-        images: values in [0, 1].
-        kind: one of `KINDS` or `PUBLISHED_KINDS`.
-        severity: from 0 (unchanged images) to 5.
-
-    Returns:
-        Images of the same shape, within [0, 1].
 
     Raises:
         ValueError: for another kind or severity, or for `saturate` without 3 channels.

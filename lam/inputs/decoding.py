@@ -127,12 +127,8 @@ def _scale_ppm(image: Image.Image) -> Image.Image:
 def decode(image: Image.Image, least: int | None = None) -> Image.Image:
     """Decode an opened image and turn it upright (EXIF); a large image is reduced with little extra memory.
 
-    Args:
-        least: least length, in pixels, of a reduced image's shorter side. An image with a shorter side of at least
-            twice this length is reduced by a whole factor. None for no reduction.
-
-    Returns:
-        The image in its own mode; a reduced image in grey or RGB, with white instead of transparency.
+    An image with a shorter side of at least twice `least` pixels is reduced by a whole factor to at least `least`; its
+    mode is then grey or RGB, with white instead of transparency. Other images keep their mode.
 
     Raises:
         ValueError: if a large image cannot be converted. Errors of Pillow are raised unchanged.

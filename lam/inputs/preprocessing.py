@@ -148,15 +148,8 @@ class Preprocessing:
         return cls(**values)
 
     @classmethod
-    def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
-        """A `Preprocessing` unchanged, options by `from_options`, or `imagenet(size)` for None."""
-        if isinstance(preprocessing, Preprocessing):
-            return preprocessing
-        return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)
-
-    @classmethod
-    def from_options(cls, fields: object) -> "Preprocessing":
-        """ImageNet's preprocessing with some fields replaced, for the options of a data set.
+    def of(cls, fields: object, size: int = 224) -> "Preprocessing":
+        """A `Preprocessing` unchanged, `imagenet(size)` for None, or ImageNet's with some fields replaced.
 
         A single number for `size` without `crop` gives a square: the shorter side is resized to `size`, and the centre
         is cropped. With `crop` alone, the shorter side is first resized to 8/7 of the crop's longer side, except with
@@ -166,11 +159,13 @@ class Preprocessing:
             ValueError: as `from_json`.
 
         Example:
-            >>> Preprocessing.from_options({"size": 32}).shape, Preprocessing.from_options({"size": [32, 48]}).shape
+            >>> Preprocessing.of({"size": 32}).shape, Preprocessing.of({"size": [32, 48]}).shape
             ((3, 32, 32), (3, 32, 48))
-            >>> Preprocessing.from_options({"crop": 112}) == Preprocessing.imagenet(112)
+            >>> Preprocessing.of({"crop": 112}) == Preprocessing.imagenet(112)
             True
         """
+        if fields is None or isinstance(fields, Preprocessing):
+            return fields or cls.imagenet(size)
         if not isinstance(fields, Mapping):
             return cls.from_json(fields)
         imagenet = cls.imagenet()

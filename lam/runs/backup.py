@@ -51,17 +51,13 @@ class Backup:
 
 
 def back_up(run: str | Path, folder: str | Path) -> Backup:
-    """Copy a run into a new folder, which appears only after the copy is complete and checked.
+    """Copy a finished run into a new folder, which appears only after the copy is complete and checked.
 
-    During the copy, a service may answer deletions with `busy`.
-
-    Args:
-        run: folder of a finished run; a service may have it open.
-        folder: the new folder; its parent must exist.
+    During the copy, a service may have the run open; it may answer deletions with `busy`.
 
     Raises:
-        ValueError: for a run that has not finished, a folder that exists or lies in the run, a parent that cannot be
-            written, or a run that is being calibrated or indexed.
+        ValueError: for a run that has not finished, or that is being calibrated or indexed; for a folder that exists or
+            lies in the run, or a parent that is missing or cannot be written.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
         OSError: for a full disk.
     """

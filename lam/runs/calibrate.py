@@ -46,10 +46,7 @@ KEPT = 2000
 
 
 def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
-    """Calibrate a finished run, save the calibration in its folder, and return it.
-
-    Args:
-        progress: show a progress bar on standard error.
+    """Calibrate a finished run, save the calibration in its folder, and return it; `progress` shows a bar on stderr.
 
     Raises:
         ValueError: for a folder without a finished run, changed data, damaged files, a gallery without a match for any

@@ -26,14 +26,10 @@ INDEX, HELD_OUT = "index", "held-out"
 
 @dataclass(frozen=True)
 class Searchable:
-    """A gallery of G items, and the items that match each query.
+    """A gallery of G items with labels, and the items that match each query.
 
-    Attributes:
-        items: (G,) embeddings of the items.
-        relevance: which images are queries, and which items match them.
-        labels: labels of the items; None if all items come from the held-out data.
-        is_stored: whether all items come from the run's gallery.
-        without_label: number of stored items that are left out, because they have no label.
+    `labels` is None if all items come from the held-out data; `is_stored` says whether all come from the run's gallery.
+    `without_label` is the number of stored items that are left out, because they have no label.
     """
 
     items: Embeddings

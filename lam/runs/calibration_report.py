@@ -63,12 +63,8 @@ def bounded_queries(
 ) -> str:
     """Text that names the queries whose false accepts `far` bounds; other queries may be accepted much more often.
 
-    Args:
-        what: kind of queries: `classes`, `identities` or `questions`.
-        folder: folder of fresh images; None for the validation split.
-        strangers: folder of strangers, if any.
-        is_trained: whether the network was trained on the run's data.
-        n_classes: number of held-out classes.
+    `what` is `classes`, `identities` or `questions`. `folder` holds fresh images; None for the validation split.
+    `n_classes` is the number of held-out classes.
     """
     if strangers is not None:
         return f"for strangers like those in {strangers}"

@@ -68,14 +68,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Known:
-    """Labelled queries and their hits.
+    """Labelled queries, their gallery, and their hits.
 
     Attributes:
         images: the data that contain the queries.
-        queries: embeddings and features of the queries.
-        searchable: the gallery, and the items that match each query.
         gallery: `index` or `held-out`, as in `CalibrationOptions`.
-        searches: hits of the queries.
         verifier: distinguishes pairs of one class from other pairs; None if all pairs are of one kind.
         reference: training items, which some scores need; None if these scores are not used.
     """
@@ -103,12 +100,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Strangers:
-    """Queries without a match, and their hits.
+    """Queries without a match, and their hits; None without strangers.
 
-    Attributes:
-        found: embeddings and hits; None without strangers.
-        labels: labels of the strangers; None for strangers from a folder.
-        n_classes: number of held-out classes; 0 for strangers from a folder.
+    Strangers of held-out classes have labels; `n_classes` is the number of these classes.
     """
 
     found: OtherQueries | None

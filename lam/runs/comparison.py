@@ -39,8 +39,7 @@ class Curves:
     Attributes:
         correct: (Q,) whether the first hit is right, for queries with a match.
         uncertainty: (Q,) −κ of these queries.
-        inside: (N,) the encoder's own OOD score of all queries; higher means more OOD.
-        outside: (O,) the same score of the items of each OOD set.
+        inside, outside: (N,) and (O,) the encoder's own OOD score of all queries and of each OOD set's items.
         reliability: accuracy in bins of confidence; None for a method without samples.
     """
 
@@ -87,11 +86,9 @@ class Curves:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A finished run in a comparison.
+    """A finished run in a comparison, named by its method, or by its folder if two runs share a method.
 
-    Attributes:
-        name: name of its method, or of its folder if two runs share a method.
-        metrics: metrics by the keys of `metrics.json`; None if undefined, such as metrics of κ if all κ are equal.
+    A metric is None if it is undefined, such as metrics of κ if all κ are equal.
     """
 
     name: str
@@ -209,7 +206,8 @@ def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
     pictures = [folder / "figures.png"]
     bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in shown_in("bars")}
     known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}
-    plots.plot_bars(pictures[0], {_with_direction(figure): values for figure, values in known.items()})
+    remarks = {figure: ", lower is better" if describe(figure).direction == "lower" else "" for figure in known}
+    plots.plot_bars(pictures[0], {describe(figure).name + remarks[figure]: known[figure] for figure in known})
 
     def draw(plot: Callable[[Path, Any], None], name: str, of_runs: Mapping[str, Any]) -> None:
         if of_runs:
@@ -228,8 +226,3 @@ def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
     }
     draw(plots.plot_sparsification, "sparsification", ranked)
     return pictures
-
-
-def _with_direction(figure: str) -> str:
-    words = describe(figure)
-    return f"{words.name}, lower is better" if words.direction == "lower" else words.name

@@ -17,8 +17,8 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from lam.datasets import Dataset, Splits
-from lam.inputs.preprocessing import Preprocessing, TextPreprocessing
+from lam.datasets import Dataset, Splits, Texts
+from lam.inputs.preprocessing import Preprocessing
 from lam.runs.config import Duplicates
 from lam.utils.blocks import row_blocks
 from lam.utils.files import read_csv, sha256_of, write_csv
@@ -174,7 +174,7 @@ def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
     """Row and content (SHA-256 of a file, or a text) of each item, except for answers, which all splits share."""
     if part.files:
         return ((row, sha256_of(path)) for row, path in enumerate(part.files))
-    if isinstance(part.preprocessing, TextPreprocessing):  # strangers are no `Texts`
+    if isinstance(part, Texts):
         is_query = part.is_query
         rows = range(len(part)) if is_query is None else is_query.nonzero().flatten().tolist()
         return ((row, str(part.preview(row).text)) for row in rows)

@@ -34,11 +34,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> tuple[str, ...]:
-    """The kinds of corruption to measure.
-
-    Args:
-        items: images or texts.
-        asked: kinds, "all", or None for `noise`, `blur`, `contrast` and `crop` of images, and all kinds for texts.
+    """The kinds of corruption to measure: the `asked` kinds, "all", or for None the default of `EvaluationConfig`.
 
     Example:
         >>> from lam import datasets
@@ -84,13 +80,10 @@ def corrupted_text(text: str, kind: TextKind, severity: int, *, generator: torch
 
 @dataclass(frozen=True)
 class CorruptionCurve:
-    """κ and first hits of N queries under one kind of corruption, at severities 0 (clean) to V − 1.
+    """κ, first hits and further scores (V, N) of N queries under one kind of corruption, at severities 0 to V − 1.
 
-    Attributes:
-        kappa: (V, N) concentrations.
-        correct: (V, N) whether the first hit is right; the gallery is clean and leaves out the query itself.
-        scores: (V, N) values of other scores by name: the cosine of the first hit and, if the encoder has learnt its
-            ambiguity, κ_e, κ_a and p_known.
+    The gallery is clean and leaves out the query itself. The scores are the cosine of the first hit and, if the encoder
+    has learnt its ambiguity, κ_e, κ_a and p_known.
     """
 
     kappa: Float[Tensor, "V N"]
@@ -122,16 +115,10 @@ def measure_corruption(
     seed: int = 0,
     kinds: Sequence[str] | str | None = None,
 ) -> dict[str, CorruptionCurve]:
-    """κ and first hits of corrupted queries of an evaluation; the gallery stays clean.
+    """A curve for each kind of corruption, on the same queries of an evaluation; the gallery stays clean.
 
-    Args:
-        evaluation: the evaluation of `encoder` on `items`.
-        size: greatest number of queries, drawn at random from queries with a match.
-        seed: seed of the draw and the noise.
-        kinds: as `asked` of `corruptions_of`.
-
-    Returns:
-        A curve for each kind, on the same queries; empty if no query has a match.
+    At most `size` queries are drawn at random from queries with a match; without any, there is no curve. The seed
+    determines the draw and the noise; `kinds` is as `asked` of `corruptions_of`.
     """
     generator = torch.Generator().manual_seed(seed)
     answerable = evaluation.answerable.nonzero()[:, 0].cpu()

@@ -47,9 +47,7 @@ def load_data(
 ) -> tuple[Splits, dict[str, Dataset]]:
     """The splits (held-out classes become strangers) and the OOD sets by title, each cut to `limit` items.
 
-    Args:
-        damaged: paths of image files to leave out.
-        root_option: the option that the error about missing files recommends.
+    Image files at the paths `damaged` are left out. The error about missing files recommends the `root_option`.
     """
     options = data.options | _skipping(data.name, data)
     with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
@@ -112,11 +110,7 @@ class RunData:
 def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
     """Load the data of a run; at the first start, read and check every item.
 
-    `learns`: whether the run learns from matching items.
-
-    Raises:
-        ValueError: as `load_data`, `check_splits`, `check_texts` and `corruptions_of`; also for damaged files or copies
-            that the settings do not allow.
+    Damaged files and copies that the settings do not allow are errors. `learns`: whether the run learns from matches.
     """
     data, folder = config.data, config.folder
     known = left_out(folder, data.root)

@@ -13,7 +13,7 @@ from lam.encoders.base import Encoder
 from lam.encoders.files import fingerprint
 from lam.encoders.load import load
 from lam.gallery.gallery import Gallery
-from lam.gallery.replica import Snapshot
+from lam.gallery.replica import Replica, Snapshot
 from lam.retrieval import Calibration, load_calibration
 from lam.retrieval.decisions.files import FOLDER as CALIBRATION
 from lam.runs.config import RunConfig
@@ -108,8 +108,6 @@ class Run:
 
     def open_replica(self, *, index: str | None) -> Gallery:
         """A read-only copy of a gallery that another process serves; see `lam.gallery.replica`."""
-        from lam.gallery.replica import Replica
-
         return Replica(self.gallery_folder, self.encoder.dimension, index=index)
 
     def columns(self, given: Columns | None = None) -> Columns | None:

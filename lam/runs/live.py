@@ -12,7 +12,6 @@ from torch import Tensor
 from lam.runs.finished import Run
 from lam.utils.checks import check_at_least
 from lam.utils.files import MANIFEST, FolderFormat
-from lam.utils.replaced import read_undisturbed
 from lam.vmf.embeddings import Embeddings
 
 FOLDER = "live"
@@ -22,17 +21,12 @@ EVERY = 100
 
 
 class LiveQueries:
-    """A uniform random sample of all queries. It continues the earlier sample in the run's folder.
+    """A uniform random sample of at most `size` queries. It continues the earlier sample in the run's folder.
 
     Once a sample has dropped queries, a larger `size` has no effect, because later queries would be over-represented.
+    `seen` is the number of all queries so far.
 
     Source: Vitter (1985), algorithm R.
-
-    Args:
-        size: greatest number of queries in the sample, at least 1.
-
-    Attributes:
-        seen: number of all queries so far.
     """
 
     def __init__(self, run: Run, size: int) -> None:
@@ -90,7 +84,7 @@ def _read(run: Run) -> tuple[Embeddings, Tensor, int] | None:
     folder = run.folder / FOLDER
     if not (folder / MANIFEST).is_file():
         return None
-    metadata, tensors = read_undisturbed(folder, lambda: FORMAT.read(folder))  # a service may be writing
+    metadata, tensors = FORMAT.read(folder)  # a service may be writing
     if metadata["key"] != run.fingerprint:
         return None
     features = tensors.pop("features")

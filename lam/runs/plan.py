@@ -67,9 +67,8 @@ class Stages:
 class Start:
     """The parts of a checkpoint that a run uses beside the network's weights.
 
-    Attributes:
-        trained_by: the curvature of the checkpoint's training loss, by name and settings; None for a file of weights.
-        kappa_head: the checkpoint's layer that predicts κ, if any.
+    `trained_by` is the curvature of the checkpoint's training loss, by name and settings; None for a file of weights.
+    `kappa_head` is its layer that predicts κ, if any.
     """
 
     trained_by: Mapping[str, Any] | None = None

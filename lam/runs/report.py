@@ -227,10 +227,8 @@ def write_report(
 ) -> None:
     """Write a report as one HTML file.
 
-    Args:
-        path, title, plots, configuration, notes: the file, and the parts of the page.
-        metrics: values by the keys of `metrics.json`; None or NaN if a metric is undefined.
-        ood_score, ood_set: names of the encoder's own score and of the main OOD set, which the keys of `metrics` omit.
+    `metrics` has the keys of `metrics.json`, and None or NaN for an undefined value. `ood_score` and `ood_set` are the
+    encoder's own score and the main OOD set, which these keys omit.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (

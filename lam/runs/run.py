@@ -64,13 +64,10 @@ class RunResult:
 
 
 def run(config: RunConfig, *, progress: bool = True) -> RunResult:
-    """Train, fit, tune, evaluate and report, or continue a run that was stopped.
+    """Train, fit, tune, evaluate and report, or continue a run that was stopped; `progress` shows stages on stderr.
 
     Network and posterior are fitted on the training split. The validation split chooses the epoch and the likelihood
     scale. The test split gives the metrics.
-
-    Args:
-        progress: show stages and progress on standard error.
 
     Raises:
         ValueError: for settings out of range, data that are unreadable, too few or unsuited to the network, or a folder

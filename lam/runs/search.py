@@ -41,13 +41,11 @@ _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path",
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The answers to Q images or texts.
+    """The answers to Q images (files) or texts.
 
     Attributes:
-        images: the files, or the texts.
         queries: embeddings of the queries.
-        hits: the nearest items of each query.
-        items: items of the hits, without thumbnails.
+        hits, items: the nearest items of each query, without thumbnails.
         decisions: the decisions; None without a calibration.
         doubts: words that say why each query is uncertain; empty if the encoder has not learnt its ambiguity.
         unseen: p-values of "the class is new" and "the class is in the gallery", if the calibration has them; see
@@ -127,16 +125,12 @@ def search_in_batches(
     damaged: DamagedFiles | None = None,
     progress: bool = False,
 ) -> Iterator[SearchResult]:
-    """Search for images or texts in batches; yield the result of each batch.
+    """Search for images or texts as `search` does, in batches; yield the result of each batch.
 
     Args:
-        run, images, k, progress: as for `search`.
         texts: as for `search`, or a table; see `lam.utils.tables.Table.read`.
         columns: columns of that table; by default the run's column, or a column called text or question.
         damaged: treatment of damaged image files; by default an error after the last batch.
-
-    Raises:
-        ValueError: as `search`.
     """
     searcher = _Searcher(run, k, columns)
     damaged = DamagedFiles() if damaged is None else damaged

@@ -24,14 +24,7 @@ SWEEP = "sweep.json"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A finished sweep.
-
-    Attributes:
-        metrics: metrics of each seed; None if undefined.
-        mean: mean over seeds of each metric that is defined for all seeds.
-        std: standard deviation of these metrics over n seeds, with the divisor n − 1; empty for a single seed.
-        undefined: seeds for which a metric is undefined, by metric.
-    """
+    """A finished sweep: metrics by seed; mean, standard deviation (by n − 1) and undefined seeds by metric."""
 
     folder: Path
     metrics: dict[int, dict[str, Any]]
@@ -44,9 +37,6 @@ def seeds_of(config: RunConfig, count: int) -> range:
     """`count` seeds, starting at the configuration's seed.
 
     Seeds of a method with several networks, such as an ensemble, are so far apart that no two runs share a network.
-
-    Raises:
-        ValueError: for a count below 1.
 
     Example:
         >>> from lam.runs.config_files import load_config

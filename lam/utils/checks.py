@@ -60,11 +60,7 @@ def positive_integer(name: str, value: Any) -> int:
 
 
 def integers(name: str, values: Any) -> Tensor:
-    """A tensor, an array or a sequence of integers as an int64 tensor on the CPU.
-
-    Raises:
-        ValueError: If a value is a float, a boolean or beyond int64.
-    """
+    """A tensor, an array or a sequence of integers as an int64 tensor on the CPU; floats and booleans are rejected."""
     if isinstance(values, Tensor) and values.dtype == torch.uint64:
         values = values.numpy(force=True)
     if isinstance(values, Tensor):
@@ -85,9 +81,6 @@ def booleans(name: str, values: Tensor) -> Tensor:
     """A tensor of booleans, or of the numbers 0 and 1, as booleans.
 
     Without this step, `~values` of integers would be −1 and −2, and `scores[values]` would take items 0 and 1.
-
-    Raises:
-        ValueError: If a value is another number, or `values` is no tensor.
     """
     check_tensor(name, values)
     truth = values.bool()
@@ -115,19 +108,9 @@ def unit_tolerance(dtype: torch.dtype, *, least: float = 1e-4) -> float:
 
 
 def unit_rows(name: str, vectors: Tensor) -> Tensor:
-    """Rows scaled to length one in float64.
+    """Rows (..., N, D) scaled to length one in float64; the error names the first row that is not finite or all zero.
 
     Float32 rows would have length one only to within 6e-8; cosines in a tight cluster can differ by less.
-
-    Args:
-        name: name of the vectors in errors.
-        vectors: (..., N, D) finite, non-zero rows.
-
-    Returns:
-        (..., N, D) float64 unit rows.
-
-    Raises:
-        ValueError: If there are fewer than two axes, or a row is not finite or all zero; the error names the first.
     """
     check_tensor(name, vectors)
     if vectors.ndim < 2:
@@ -210,14 +193,9 @@ def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:
 
 
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Explain why a call failed: raise a `ValueError` for the first option of a wrong type.
+    """Raise a `ValueError` for the first option with another type than the annotation of the function's argument.
 
-    `function` itself checks options whose type is a choice of words.
-
-    Args:
-        name: name of the function in the error.
-        function: function whose annotations are the right types.
-        options: values by argument name.
+    The function itself checks options whose type is a choice of words.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # a tenth of a second to import
 

@@ -147,33 +147,20 @@ def overwrite_by_rank_zero(tensors: Iterable[Tensor]) -> None:
 
 
 def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Rows of all processes, concatenated in the order of their ranks; gradients flow back.
+    """Rows (N, ...) of all processes in the order of their ranks, from n rows of each; gradients flow back.
 
     The gradient of a row is the sum of its gradients in all processes. If each process computes the same loss of all
     rows, the mean of the weights' gradients over processes is the gradient of a single process.
-
-    Args:
-        rows: (n, ...) rows of this process.
-        sizes: n of every process.
-
-    Returns:
-        (N, ...) rows of all processes.
     """
     return _AllGather.apply(rows, tuple(sizes))  # pyright: ignore[reportReturnType]
 
 
 def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
-    """The batches of a loader for this process: process r of W takes batches r, r + W, r + 2W, ...
+    """The first batch of a loader (None if it is empty), and the batches r, r + W, r + 2W, ... of process r of W.
 
     For a `DataLoader` with a batch size, the first process draws the order, and each process reads only the first batch
     and its own batches. Any other loader, or one of an `IterableDataset`, must give the same batches in every process;
-    each process reads all batches.
-
-    Returns:
-        The loader's first batch (None if the loader is empty), and the batches of this process.
-
-    Raises:
-        ValueError: If the loader has a `DistributedSampler`.
+    each process reads all batches. A `DistributedSampler` is a `ValueError`.
 
     Example:
         >>> first, own = shard("abc")

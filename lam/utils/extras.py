@@ -7,25 +7,13 @@ DISTRIBUTION = "lam-retrieval"  # `lam` on PyPI is another project
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds an extra to an installed lam, also if lam was installed from a clone.
-
-    Args:
-        extra: an extra of `setup.cfg`, such as "serve".
-
-    Example:
-        >>> print(install_command("serve"))
-        pip install 'lam-retrieval[serve]'
-    """
+    """The shell command that adds an extra of `setup.cfg` to an installed lam, or to one from a clone."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 @contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Turn a failed import into an error that says how to install the extra.
-
-    Args:
-        extra: an extra of `setup.cfg`.
-        purpose: the feature that needs the packages, such as "vector stores of LangChain"; it begins the message.
+    """Turn a failed import into an error that names the `purpose`, and says how to install the extra of `setup.cfg`.
 
     Example:
         >>> with needs_extra("nothing", "dragons"):

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from torch import Tensor
 MANIFEST = "MANIFEST.json"
 _GENERATION = "generation-"
 _ALIGNMENT = 64  # bytes, as torch allocates
+_TRIES = 5  # reads of a folder that other processes keep replacing
 
 
 class CorruptFileError(ValueError):
@@ -37,9 +38,7 @@ class CorruptFileError(ValueError):
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Write a file so that readers see either the old file or the new one, even if the process dies.
 
-    Args:
-        path: path of the file; its folder must exist.
-        write: called with the path of a temporary file in the same folder.
+    `write` is called with the path of a temporary file in the same folder, which must exist.
     """
     path = Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -128,12 +127,7 @@ def write_record(path: str | Path, value: Mapping[str, Any], *, format: int) -> 
 
 
 def read_record(path: str | Path, *, format: int) -> dict[str, Any]:
-    """Read a JSON object of `write_record`, without its format number.
-
-    Raises:
-        CorruptFileError: if the file is missing or no JSON.
-        ValueError: for another format.
-    """
+    """Read a JSON object of `write_record`, without its format number; a `ValueError` for another format."""
     value = read_json(path)
     check_format(path, value.pop("format", None), readable=format)
     return value
@@ -178,11 +172,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 class FolderFormat:
     """The files of a folder: a record, as JSON with a format number, and tensors, as safetensors.
 
-    Attributes:
-        number: the format number.
-        record: name of the JSON file.
-        tensors: names of the safetensors files.
-        optional: names of safetensors files that may be missing.
+    `tensors` are names of files that must exist; files of `optional` may be missing.
     """
 
     number: int
@@ -203,12 +193,7 @@ class FolderFormat:
         write_record(folder / self.record, record, format=self.number)
 
     def read_files(self, folder: Path) -> tuple[Any, ...]:
-        """The record and the tensors of each file, None for a missing optional file. Callers check hashes first.
-
-        Raises:
-            CorruptFileError: if the record is missing or no JSON.
-            ValueError: for another format.
-        """
+        """The record and the tensors of each file, None for a missing optional file. Callers check hashes first."""
         record = read_record(folder / self.record, format=self.number)
         files = (folder / name for name in self.tensors + self.optional)
         return record, *(read_tensors(file) if file.is_file() else None for file in files)
@@ -217,14 +202,21 @@ class FolderFormat:
         """Replace a folder's contents; see `write_generation`."""
         write_generation(folder, lambda generation: self.write_files(generation, record, *tensors))
 
-    def read(self, folder: str | Path) -> tuple[Any, ...]:
-        """The record and the tensors that `write` stored; see `read_files`. Hashes are checked first.
+    def read(self, folder: str | Path, read: Callable[[Path], Any] | None = None) -> Any:
+        """Contents of the current sub-folder that `write` wrote, by default as `read_files`. Hashes are checked first.
 
-        Raises:
-            CorruptFileError: naming the file that is missing, truncated, altered or not listed.
-            ValueError: for another format.
+        If another process replaces the folder's contents and deletes the old files meanwhile, `read` is called again.
         """
-        return self.read_files(read_generation(folder, self.required))
+        read = self.read_files if read is None else read
+        for _ in range(_TRIES - 1):
+            manifest = _manifest_bytes(folder)
+            with suppress(CorruptFileError, FileNotFoundError):
+                contents = read(read_generation(folder, self.required))
+                if _manifest_bytes(folder) == manifest:
+                    return contents
+            if _manifest_bytes(folder) == manifest:  # nothing was replaced: reading once more raises the error
+                break
+        return read(read_generation(folder, self.required))
 
 
 def read_shapes(path: str | Path) -> dict[str, Tensor]:
@@ -268,12 +260,7 @@ def seal(folder: str | Path, names: Iterable[str]) -> None:
 
 
 def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True) -> None:
-    """Check files of a sealed folder against the hashes in its manifest.
-
-    Args:
-        folder: a folder that `seal` closed.
-        names: files that the manifest must hold.
-        others: whether to check all files in the manifest, not only `names`.
+    """Check files of a sealed folder against its manifest: all files or, without `others`, only these names.
 
     Raises:
         CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
@@ -305,6 +292,11 @@ def _hashes(folder: Path) -> dict[str, str]:
     if not isinstance(hashes, dict):
         raise CorruptFileError(f"{folder / MANIFEST} holds no sha256 table")
     return hashes
+
+
+def _manifest_bytes(folder: str | Path) -> bytes | None:
+    path = Path(folder) / MANIFEST
+    return path.read_bytes() if path.is_file() else None
 
 
 def _manifest_names(folder: Path) -> list[str]:
@@ -354,10 +346,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
 
 
 def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
-    """The current sub-folder of a folder that `write_generation` wrote, after a check of hashes.
-
-    Args:
-        names: files that the sub-folder must hold.
+    """The current sub-folder of a folder that `write_generation` wrote; it must hold these names.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated, altered or not listed.
@@ -383,11 +372,7 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against writers in other processes; the lock ends with the process, even if it is killed.
-
-    Raises:
-        ValueError: if another process holds the lock.
-    """
+    """Lock a folder against other writers until the process ends or is killed; a `ValueError` if one holds the lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:

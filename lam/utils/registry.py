@@ -8,14 +8,7 @@ T = TypeVar("T")
 
 
 def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
-    """Enter a class or function into a table; entering the same one again has no effect.
-
-    Args:
-        table: entries by name.
-        kind: what the entries are, for the error.
-
-    Raises:
-        ValueError: If another entry has the name, or the name is empty.
+    """Enter a class or function into a table, unless another entry has the name; `kind` names it in the error.
 
     Example:
         >>> table = {"int": int}

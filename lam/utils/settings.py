@@ -21,14 +21,9 @@ def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]
 
 
 def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
-    """Name and value of `--NAME=VALUE`. The value is parsed as YAML, unless the setting is of type text.
+    """Name and value of `--NAME=VALUE`, a setting of the dataclass `record`; errors name the command.
 
-    Args:
-        record: the dataclass that has the setting.
-        command: the command whose `--help` lists the settings, for errors.
-
-    Raises:
-        ValueError: for an argument without `--`, without a value, or with invalid YAML.
+    The value is parsed as YAML, unless the setting is of type text.
     """
     name, equals, value = argument.removeprefix("--").partition("=")
     if not argument.startswith("--"):
@@ -52,15 +47,10 @@ def unknown_setting(name: str, command: str, known: Sequence[str] = ()) -> str:
 
 
 def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix: str = "") -> Any:
-    """A dataclass filled from settings; a leading `~/` becomes the home folder.
-
-    Args:
-        settings: values by name; a section is a mapping.
-        command: the command whose `--help` lists the settings, for errors.
-        prefix: prefix of the names in errors, such as `method.`.
+    """A dataclass filled from settings by name, with mappings as sections; a leading `~/` becomes the home folder.
 
     Raises:
-        ValueError: naming every setting that is unknown, missing, of another type or outside its range.
+        ValueError: naming, with the prefix, every setting that is unknown, missing, of another type or out of range.
     """
     from pydantic import TypeAdapter, ValidationError  # a tenth of a second to import
 

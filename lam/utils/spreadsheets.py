@@ -17,8 +17,7 @@ _ROWS = 64  # rows unpacked at once: few, because a small file may hold a long t
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
     """Number and values of each non-empty row of the first sheet, padded to the width of the first such row.
 
-    Raises:
-        ValueError: If the file is no workbook, unpacks to over 1 GiB, or has a row beyond 2²⁰; or without openpyxl.
+    A `ValueError` for another or damaged file, over 1 GiB unpacked, or a row beyond 2²⁰; or without openpyxl.
     """
     library, rows, n_cells = _library("openpyxl", path), [], 0
     try:
@@ -44,11 +43,7 @@ def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
 
 
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, each with its values by column.
-
-    Raises:
-        ValueError: If the file is no Parquet file or unpacks to over 1 GiB, or without pyarrow.
-    """
+    """The rows of a file by column; a `ValueError` for another file, over 1 GiB unpacked, or without pyarrow."""
     library, rows = _library("pyarrow.parquet", path), []
     try:
         with library.ParquetFile(path) as file:

@@ -7,15 +7,10 @@ from typing import Any
 
 
 def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation (by n − 1) of every metric over seeds, and the number of seeds.
+    """`n`, `mean` and `std` (by n − 1; empty for one seed) of every metric, and `undefined`, the seeds by metric.
 
     A metric that is undefined or infinite for a seed has no mean and no deviation: other seeds may be the easier ones.
-
-    Args:
-        metrics: metrics by seed; only numbers and None count.
-
-    Returns:
-        `n`, `mean` and `std` by metric (`std` is empty for a single seed), and `undefined`, the seeds by metric.
+    Of the metrics by seed, only numbers and None count.
 
     Example:
         >>> summary({0: {"ece": 0.1, "auroc": None}, 1: {"ece": 0.3, "auroc": 0.9}})
@@ -24,7 +19,10 @@ def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     names = dict.fromkeys(
         name for row in metrics.values() for name, value in row.items() if isinstance(value, int | float | None)
     )
-    undefined = {name: [seed for seed, row in metrics.items() if not _is_defined(row.get(name))] for name in names}
+    undefined = {
+        name: [seed for seed, row in metrics.items() if (value := row.get(name)) is None or not math.isfinite(value)]
+        for name in names
+    }
     known = {name: [row[name] for row in metrics.values()] for name in names if not undefined[name]}
     return {
         "n": len(metrics),
@@ -32,7 +30,3 @@ def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "std": {name: statistics.stdev(values) for name, values in known.items()} if len(metrics) > 1 else {},
         "undefined": {name: seeds for name, seeds in undefined.items() if seeds},
     }
-
-
-def _is_defined(value: int | float | None) -> bool:
-    return value is not None and math.isfinite(value)

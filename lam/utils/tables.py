@@ -161,14 +161,7 @@ class Table:
         return name in self.columns
 
     def numbers(self, name: str, *, unknown: bool = False) -> Float64[Tensor, " N"]:
-        """A column of finite numbers.
-
-        Args:
-            unknown: whether empty values and "nan" are allowed; they become NaN.
-
-        Raises:
-            ValueError: If there are other values; the error counts them and quotes the first with its line.
-        """
+        """A column of finite numbers; `unknown` allows empty values and "nan", which become NaN. See `check`."""
         self.check(name, lambda text: _number(text, unknown) is not None, "be numbers")
         return torch.tensor([_number(text, unknown) for text in self.columns[name]], dtype=torch.float64)
 
@@ -192,9 +185,7 @@ class Table:
     def check(self, name: str, is_right: Callable[[str], object], rule: str, *, advice: str = "") -> None:
         """Require that `is_right` accepts every value of a column.
 
-        Raises:
-            ValueError: If there are wrong values; the error states the `rule`, quotes the first, counts them,
-                names lines and ends with the `advice`.
+        The error states the `rule`, quotes the first wrong value, counts them, names lines and ends with the `advice`.
         """
         if wrong := [row for row, text in enumerate(self.columns[name]) if not is_right(text)]:
             first, lines = self.columns[name][wrong[0]], [self.lines[row] for row in wrong]
@@ -349,17 +340,10 @@ def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The data of each task, and its labels by the names of the controls (fields) in Label Studio's form.
+    """The data of each task by number, and its labels by the names of the controls (fields) in Label Studio's form.
 
     If some annotations of a task are marked as ground truth, only these count. The most frequent label wins. Skipped
     annotations do not count. Tasks without a label are left out; a log message counts them.
-
-    Args:
-        path: the file, for errors.
-        tasks: tasks by number, each with `data` and `annotations`.
-
-    Raises:
-        ValueError: If annotations have another form; the error names the first task.
     """
     rows: dict[int, dict[str, Any]] = {}
     for number, task in tasks.items():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lam.datasets.base import MissingDataError, TensorImages, stratified_split
+from lam.datasets.base import ImagesAsFiles, MissingDataError, TensorImages, stratified_split
 from lam.datasets.splits import Splits, carve, fraction_of
 from lam.inputs.preprocessing import Preprocessing
 
@@ -213,6 +213,12 @@ class TestStratifiedSplit:
         parts = carve(images, (6, 9), seed=0)
         assert [len(part) for part in parts] == [6, 9, 15]
         assert sorted(position for part in parts for position in positions(part)) == list(range(30))
+
+
+def test_data_sets_of_different_kinds_are_not_joined():
+    images = data_set()
+    with pytest.raises(ValueError, match="of one kind to be joined, got ImagesAsFiles, TensorImages"):
+        images.joined(ImagesAsFiles(images, images.preprocessing))
 
 
 def test_missing_data_is_both_kinds_of_error():

@@ -58,6 +58,9 @@ def test_items_targets_and_subsets_belong_together(tmp_path: Path, name: str) ->
         assert torch.equal(turned.targets, part.targets[[last, 0]])
         assert torch.equal(turned[0][0], part[last][0])
         assert turned.preview(1) == part.preview(0) or part.preview(0).path == f"{part.name} 0"
+        joined = part.joined(turned)
+        assert torch.equal(joined.targets, torch.cat([part.targets, turned.targets]))
+        assert torch.equal(joined[len(part)][0], part[last][0])
         assert list(turned.files) == [part.files[last], part.files[0]] if part.files else not turned.files
     assert torch.equal(torch.get_rng_state(), state)
 

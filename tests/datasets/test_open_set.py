@@ -51,7 +51,7 @@ class TestClasses:
         assert load("cub200", root=layouts.cub200(tmp_path)).test.preprocessing == Preprocessing.imagenet(227)
         fields = {"size": [16, 16]}
         parts = load("cub200", root=tmp_path / "CUB_200_2011", preprocessing=fields)
-        assert parts.test.preprocessing == Preprocessing.from_options({"size": [16, 16]})
+        assert parts.test.preprocessing == Preprocessing.of({"size": [16, 16]})
 
     def test_any_of_them_is_out_of_the_distribution_of_another(self, tmp_path):
         birds = load("cub200", root=layouts.cub200(tmp_path / "birds"), **SMALL).test

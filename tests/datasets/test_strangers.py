@@ -77,21 +77,6 @@ def test_strangers_of_files_are_named(tmp_path: Path) -> None:
     assert all(path.is_file() for path in splits.strangers.limit(3).files)
 
 
-def test_the_names_of_each_part_are_asked_for_once() -> None:
-    class Named(TensorImages):
-        asked = 0
-
-        @property
-        def names(self) -> list[str]:
-            type(self).asked += 1
-            return [str(label) for label in self.labels.tolist()]
-
-    part = Named(torch.zeros(120, 1, 2, 2), torch.arange(40).repeat(3))
-    strangers = hold_out_classes(Splits(part, part, part), 0.5, seed=0).strangers
-    assert strangers.names == [str(label) for label in strangers.labels.tolist()]
-    assert Named.asked == 3
-
-
 def test_what_cannot_be_set_aside_is_refused() -> None:
     one, other = TensorImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0]), classes="ab"), splits_of(2).train
     both = TensorImages(other.images, other.labels, classes="ab")

@@ -332,26 +332,26 @@ class TestRecord:
     [({}, (3, 224, 224)), ({"size": 32}, (3, 32, 32)), ({"size": [32, 48]}, (3, 32, 48)), ({"crop": 20}, (3, 20, 20))],
 )
 def test_what_is_not_given_is_as_imagenet_has_it(fields: dict[str, Any], shape: tuple[int, int, int]) -> None:
-    preprocessing = Preprocessing.from_options(fields)
+    preprocessing = Preprocessing.of(fields)
     assert preprocessing.shape == shape
     assert preprocessing(Image.new("RGB", (60, 40))).shape == shape
     assert (preprocessing.mean, preprocessing.std) == (Preprocessing.imagenet().mean, Preprocessing.imagenet().std)
-    grey = Preprocessing.from_options({**fields, "mode": "L"})
+    grey = Preprocessing.of({**fields, "mode": "L"})
     assert (grey.mean, grey.std) == (None, None)
-    assert Preprocessing.from_options({**fields, "mean": None}).mean is None
+    assert Preprocessing.of({**fields, "mean": None}).mean is None
     for wrong, message in (({"size": -32}, "got -32"), ({"pixels": 3}, "no field pixels"), ([], "must be a mapping")):
         with pytest.raises(ValueError, match=message):
-            Preprocessing.from_options(wrong)
+            Preprocessing.of(wrong)
 
 
 @pytest.mark.parametrize(("crop", "size"), [(224, 256), (112, 128), ([96, 112], 128)])
 def test_a_crop_alone_is_cut_from_an_image_a_little_larger(crop, size):
-    preprocessing = Preprocessing.from_options({"crop": crop})
+    preprocessing = Preprocessing.of({"crop": crop})
     assert preprocessing.size == size
     large = Image.new("L", (640, 480))
     large.paste(255, (200, 0, 440, 480))
     assert preprocessing(large).std() > 0.5  # a crop of the whole image would see white alone
-    assert Preprocessing.from_options({"crop": crop, "size": None}).size is None
+    assert Preprocessing.of({"crop": crop, "size": None}).size is None
 
 
 class TestReduction:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lam.utils.files import CorruptFileError, FolderFormat, read_generation
-from lam.utils.replaced import read_undisturbed
+from lam.utils.files import CorruptFileError, FolderFormat
 
 FORMAT = FolderFormat(1, "record.json", ("tensors.safetensors",), optional=("more.safetensors",))
 
@@ -22,25 +21,25 @@ def test_contents_that_are_replaced_during_a_read_are_read_again(tmp_path: Path,
     written(tmp_path, 1)
     numbers = [2, 3]
 
-    def read() -> tuple[Any, ...]:
-        generation = read_generation(tmp_path, FORMAT.required)
+    def read(generation: Path) -> tuple[Any, ...]:
         contents = FORMAT.read_files(generation) if read_before else None
         if numbers:
             written(tmp_path, numbers.pop(0))
         return contents or FORMAT.read_files(generation)
 
-    record, _, more = read_undisturbed(tmp_path, read)
+    record, _, more = FORMAT.read(tmp_path, read)
     assert record == {"number": 3}
     assert torch.equal(more["y"], torch.ones(1))
 
 
 def test_a_folder_at_rest_is_read_at_most_twice(tmp_path: Path) -> None:
     tries: list[int] = []
+    written(tmp_path, 1)
 
-    def read() -> None:
+    def read(_: Path) -> None:
         tries.append(1)
         raise CorruptFileError("truncated")
 
     with pytest.raises(CorruptFileError, match="truncated"):
-        read_undisturbed(tmp_path, read)
+        FORMAT.read(tmp_path, read)
     assert len(tries) == 2

@@ -21,7 +21,6 @@ from lam.retrieval.decisions.verification import CosineIntervals, Verifier
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.files import MANIFEST, FolderFormat
-from lam.utils.replaced import read_undisturbed
 
 FOLDER = "calibration"
 FORMAT = FolderFormat(12, "calibration.json", ("tables.safetensors",))
@@ -74,7 +73,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     folder = Path(run) / FOLDER
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {run} has no calibration: `lam calibrate {run}` makes one")
-    metadata, tables = read_undisturbed(folder, lambda: FORMAT.read(folder))
+    metadata, tables = FORMAT.read(folder)
     if metadata["key"] != key:
         raise ValueError(
             f"the calibration in {folder} is of another network, posterior or preprocessing than the run's, so its "

@@ -12,14 +12,7 @@ from typing import Any
 
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.rows import Store
-from lam.utils.files import (
-    FolderFormat,
-    read_generation,
-    sha256_of,
-    write_atomically,
-    write_generation,
-)
-from lam.utils.replaced import read_undisturbed
+from lam.utils.files import FolderFormat, sha256_of, write_atomically, write_generation
 
 FORMAT = FolderFormat(3, "index.json", ("embeddings.safetensors",))
 _CACHE = "search.faiss"
@@ -51,8 +44,7 @@ def load(folder: str | Path) -> tuple[dict[str, Any], Store, Any, str | None]:
 
     The index is read again if another process replaces it meanwhile.
     """
-    folder = Path(folder)
-    return read_undisturbed(folder, lambda: _read(folder))
+    return FORMAT.read(folder, _read)
 
 
 def _write_cache(index: Any, path: Path) -> None:
@@ -64,8 +56,7 @@ def _write_cache(index: Any, path: Path) -> None:
         raise OSError(errno.EIO, "FAISS cannot write its index", str(path)) from error
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], Store, Any, str | None]:
-    generation = read_generation(folder, FORMAT.required)
+def _read(generation: Path) -> tuple[dict[str, Any], Store, Any, str | None]:
     metadata, tensors = FORMAT.read_files(generation)
     settings, store = {name: metadata[name] for name in SETTINGS}, Store.from_tensors(tensors)
     return settings, store, *_read_cache(generation / _CACHE, metadata["cache_sha256"])

@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 CONFIGURED = (*RUNS, "experiment")
 """The commands that take settings as options, such as `--training.epochs=5`."""
-SEVERAL = {"search": "image", "compare": "runs", "serve": "runs"}
+SEVERAL = {"index": "folder", "search": "image", "compare": "runs", "serve": "runs"}
 """The positional arguments that may be repeated, by command."""
 FLAGS = ("--quiet", "--help", "--allow-missing", "--skip-damaged", "--paper", "--print")
 """The options without a value."""
@@ -55,8 +55,6 @@ def _execute(arguments: list[str]) -> int:
         parsed.config = [word for word in parsed.config if not word.startswith("--")]
         if not parsed.config and parsed.command != "demo":
             command_parser().error("say what to run, such as digits laplace_posthoc")
-    if parsed.command == "index" and parsed.folder is None and len(rest) == 1 and not rest[0].startswith("-"):
-        parsed.folder = rest.pop()  # argparse accepts an optional positional only directly after another positional
     if rest and not takes_settings:
         command_parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():

@@ -211,7 +211,7 @@ def index(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.runs.folder import GALLERY
     from lam.runs.index import index_images
 
-    sources = [source for source in (parsed.folder, parsed.listed, parsed.embeddings) if source is not None]
+    sources = [*parsed.folder, *(source for source in (parsed.listed, parsed.embeddings) if source is not None)]
     if len(sources) != 1:
         raise ValueError("give the images to index as one of a folder, a table, or files of embeddings")
     enrolled = index_images(

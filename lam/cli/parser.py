@@ -128,7 +128,7 @@ def command_parser() -> argparse.ArgumentParser:
     add("--shard", metavar="i/n", help="only every n-th image, starting at the i-th (default: all)")
 
     add = command("index", commands.index, *_ON_RUN)
-    add("folder", nargs="?", help="images, in class sub-folders or not; for a run on texts a table, as for --list")
+    add("folder", nargs="*", help="images, in class sub-folders or not; for a run on texts a table, as for --list")
     what = (
         "a table (CSV, JSON, .xlsx, Parquet) with a column path, or for texts the columns text, or question and "
         "answer; further columns, such as id and label, are optional"

@@ -31,13 +31,9 @@ class MissingDataError(FileNotFoundError, ValueError):
 
 @dataclass(frozen=True)
 class Preview:
-    """A small picture or the text of an item, for display.
+    """A small picture (PNG or JPEG) or the text of an item, for display, with further values by name.
 
-    Attributes:
-        path: file of the item, or its name.
-        picture: a small PNG or JPEG; None for a text.
-        text: the text; None for an image.
-        metadata: further values by name.
+    `path` is the file of the item, or its name.
     """
 
     path: str

@@ -19,16 +19,12 @@ DEVIATIONS = "Standard deviation over seeds"
 
 @dataclass(frozen=True)
 class Sweep:
-    """An experiment with every combination of the values of some settings.
+    """An experiment with every combination of the values of some settings, in the order of `itertools.product`.
 
     The first columns of a row are these values. The seed has no column: tables hold means over seeds, and a further
     table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. If only some
     experiments have a column, it is None for other ones. For each numeric setting, curves show every result over the
     values.
-
-    Attributes:
-        values: values of each setting, by name.
-        experiments: the experiment with each combination, in the order of `itertools.product`.
     """
 
     values: Mapping[str, Sequence[Any]]

@@ -43,11 +43,9 @@ _LOSSLESS_BELOW = 64  # pixels of a side
 
 
 def open_image(path: str | Path, least: int | None = None) -> Image.Image:
-    """The first frame of an image file, turned upright (EXIF), as `decode` returns it.
+    """The first frame of an image file, turned upright (EXIF), as `decode` returns it for `least`.
 
-    Args:
-        path: a JPEG, PNG, WebP, BMP, GIF, PPM, TIFF or AVIF file, or HEIC with the extra `heic`.
-        least: see `decode`.
+    Formats are JPEG, PNG, WebP, BMP, GIF, PPM, TIFF and AVIF, or HEIC with the extra `heic`.
 
     Raises:
         ValueError: if the file is missing, damaged or no image, or needs an extra that is not installed. Also for a

@@ -41,11 +41,7 @@ class TooManyPartsError(ValueError):
 def check_parts(file: _Bytes) -> None:
     """Reject an image file with too many scans, segments, chunks, blocks, strips, EXIF entries, runs or comments.
 
-    Args:
-        file: bytes of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; other formats pass.
-
-    Raises:
-        TooManyPartsError: naming the part and its limit.
+    JPEG, PNG, WebP, GIF, TIFF, BMP and PPM files are checked; others pass. The error names the part and its limit.
 
     Example:
         >>> check_parts(b"\\xff\\xd8" + 257 * b"\\xff\\xfe\\x00\\x02")

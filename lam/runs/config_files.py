@@ -39,16 +39,12 @@ SHIPPED = Path(str(files("lam") / "configs"))
 def load_config(
     source: str | Path | Sequence[str], overrides: Sequence[str] = (), *, allow_missing: bool = False
 ) -> RunConfig:
-    """Read a configuration and apply overrides.
+    """Read a configuration and apply overrides, such as `--training.epochs=5`; errors name the wrong setting or file.
 
     Args:
         source: arguments of `lam run`, in one string or several: `digits hib`, `fashionmnist hib --paper`; a YAML file
             and optionally a method; or the folder of a run, to continue that run.
-        overrides: settings, such as `--training.epochs=5`.
         allow_missing: whether to set `allow_missing` in every data set and OOD set that has this option.
-
-    Raises:
-        ValueError: naming the wrong setting or file.
 
     Example:
         >>> config = load_config("digits hib", ["--method.n_samples=4", "--training.epochs=5"])

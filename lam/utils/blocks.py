@@ -4,13 +4,9 @@ from collections.abc import Iterator
 
 
 def row_blocks(n: int, width: int, *, elements: int, most: int | None = None) -> Iterator[slice]:
-    """Consecutive slices that cover N rows; a single empty slice if N = 0.
+    """Consecutive slices that cover n rows; a single empty slice if n = 0.
 
-    Args:
-        n: number of rows N.
-        width: columns of a block's intermediate matrix.
-        elements: greatest number of elements of this matrix; a block has at least one row.
-        most: greatest number of rows of a block.
+    A slice has at least one row, at most `most` rows, and at most `elements` elements in a matrix of `width` columns.
 
     Example:
         >>> list(row_blocks(5, 10, elements=20))

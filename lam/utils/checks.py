@@ -98,12 +98,7 @@ def check_length(name: str, values: Tensor, reference: str, length: int) -> None
 
 
 def unit_tolerance(dtype: torch.dtype, *, least: float = 1e-4) -> float:
-    """Greatest deviation of a unit vector's length or squared length from 1: `least`, or more if `dtype` rounds more.
-
-    Example:
-        >>> unit_tolerance(torch.float32), unit_tolerance(torch.bfloat16)
-        (0.0001, 0.015625)
-    """
+    """Greatest deviation of a unit vector's length or its square from 1: `least`, or more if `dtype` rounds more."""
     return max(least, 2 * torch.finfo(dtype).eps)
 
 

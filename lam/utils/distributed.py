@@ -87,12 +87,7 @@ def is_rank_zero() -> bool:
 
 
 def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
-    """Call a function in the first process only; all processes wait for its result, or its error.
-
-    Example:
-        >>> broadcast_from_rank_zero(lambda: 1 + 1)
-        2
-    """
+    """Call a function in the first process only; all processes wait for its result, or its error."""
     if world_size() == 1:
         return function()
     outcome: list[Any] = [None, None]
@@ -119,12 +114,7 @@ def _as_picklable(error: Exception) -> Exception:
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:
-    """Call a function in the first process, then in the others, which then find complete downloads.
-
-    Example:
-        >>> rank_zero_first(lambda: 1 + 1)
-        2
-    """
+    """Call a function in the first process, then in the others, which then find complete downloads."""
     values: list[T] = []
     broadcast_from_rank_zero(lambda: values.append(function()))
     return values[0] if is_rank_zero() else function()

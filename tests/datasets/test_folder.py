@@ -323,7 +323,7 @@ class TestRefusals:
         for name in ("gone.png", "more"):
             (root / "cat" / name).unlink()
         (root / "eel").symlink_to(tmp_path / "nothing")
-        with pytest.warns(UserWarning, match=r"1 file\(s\) belong to no class and are left out: eel"):
+        with pytest.warns(UserWarning, match=r"1 file\(s\) are links to folders or to nothing and are left out: eel"):
             load("folder", root=root)
 
     def test_paths_and_labels_are_as_many(self):

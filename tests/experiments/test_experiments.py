@@ -504,12 +504,6 @@ def test_outputs_are_unit_vectors_or_as_the_encoder_gives_them() -> None:
         assert outputs.norm(dim=1).tolist() == pytest.approx(lengths)
 
 
-def test_settings_are_read_as_yaml() -> None:
-    experiment = load_experiment("posterior-recovery", ["--dimension=10", "--ambiguity=[64, 128]", "--seed=3"])
-    assert isinstance(experiment, PosteriorRecovery)
-    assert (experiment.dimension, experiment.ambiguity, experiment.seed) == (10, (64.0, 128.0), 3)
-
-
 @pytest.mark.long
 def test_kappa_is_told_by_kind_and_of_outsiders_for_each_training_that_has_one() -> None:
     short = SHORT["explicit-concentration"] | {"bases": ("simclr",), "epochs": 1}

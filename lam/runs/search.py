@@ -97,23 +97,20 @@ class SearchResult:
         return "" if by == flag else f"judged by {words}"
 
 
-def search(
-    run: str | Path, *images: str | Path, texts: Sequence[str] = (), k: int = 5, progress: bool = False
-) -> SearchResult:
+def search(run: str | Path, *images: str | Path, texts: Sequence[str] = (), k: int = 5) -> SearchResult:
     """Search a run's gallery for images or for texts.
 
     Args:
         images: files, and folders of images.
         texts: texts instead of images, for a run on texts; a warning names texts that the network does not read whole.
         k: number of hits, at least 1.
-        progress: show a progress bar on standard error.
 
     Raises:
         ValueError: for k below 1, neither or both of images and texts, damaged files, or an empty text.
     """
     searcher = _Searcher(run, k)
     asked, batches = searcher.inputs(images, texts, DamagedFiles())
-    return searcher.answer(asked, Prediction.concatenate(list(searcher.predictions(batches, progress))))
+    return searcher.answer(asked, Prediction.concatenate(list(searcher.predictions(batches))))
 
 
 def search_in_batches(
@@ -136,7 +133,7 @@ def search_in_batches(
     damaged = DamagedFiles() if damaged is None else damaged
     asked, batches = searcher.inputs(images, texts, damaged)
     n_done = 0
-    for prediction in searcher.predictions(batches, progress):
+    for prediction in searcher.predictions(batches, progress=progress):
         n_done += (size := len(prediction.embeddings))
         yield searcher.answer(asked[n_done - size : n_done], prediction)
 
@@ -178,7 +175,7 @@ class _Searcher:
                     warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=4)
         return texts, torch.stack([preprocessing(text) for text in texts]).split(BATCH)
 
-    def predictions(self, batches: Iterable[Tensor], progress: bool) -> Iterator[Prediction]:
+    def predictions(self, batches: Iterable[Tensor], *, progress: bool = False) -> Iterator[Prediction]:
         n_samples = self._gallery.mean_samples
         return self._encoder.predict_batches(batches, n_samples=n_samples, progress=progress)
 

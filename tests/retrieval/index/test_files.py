@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from lam.retrieval import Index
-from lam.retrieval.index import files as index_files
-from lam.utils import files, replaced
+from lam.utils import files
 from lam.utils.files import CorruptFileError, seal
 from lam.vmf.embeddings import Embeddings
 
@@ -219,18 +218,14 @@ def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
     same(new, Index.load(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "after", ["replaced._manifest", "index_files.read_generation", "files.read_json", "files.read_tensors"]
-)
+@pytest.mark.parametrize("after", ["_manifest_bytes", "read_generation", "read_json", "read_tensors"])
 def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
     after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer deletes the generation that the manifest named, before its files, or the last of them, are read."""
     newer = filled("HNSW16", 9)
     filled("HNSW16", 5).save(tmp_path)
-    module, _, name = after.partition(".")
-    where = {"index_files": index_files, "files": files, "replaced": replaced}[module]
-    whole = getattr(where, name)
+    whole = getattr(files, after)
 
     def interrupted(*arguments, **options):
         result = whole(*arguments, **options)
@@ -238,14 +233,14 @@ def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
         newer.save(tmp_path)
         return result
 
-    monkeypatch.setattr(where, name, interrupted)
+    monkeypatch.setattr(files, after, interrupted)
     same(newer, Index.load(tmp_path))
 
 
 def test_an_index_that_is_always_replaced_while_it_is_read_is_an_error_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index, tries, whole = filled("Flat", 5), [], index_files.read_generation
+    index, tries, whole = filled("Flat", 5), [], files.read_generation
     index.save(tmp_path)
 
     def interrupted(*arguments):
@@ -254,7 +249,7 @@ def test_an_index_that_is_always_replaced_while_it_is_read_is_an_error_in_the_en
         index.save(tmp_path)
         return result
 
-    monkeypatch.setattr(index_files, "read_generation", interrupted)
+    monkeypatch.setattr(files, "read_generation", interrupted)
     with pytest.raises(CorruptFileError, match=r"index\.json is missing"):
         Index.load(tmp_path)
     assert 2 < len(tries) < 10

@@ -39,7 +39,7 @@ _LEAST_FILES = 512  # allows more connections than waiting requests, so that som
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops more, and these try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
 _NOISY = ("asyncio", "uvicorn.error", "lam.service.gallery_search", "lam.service.tracing")
-_REPEATING = "pymilvus.decorators"  # logs each error of Milvus with its traceback; lam logs the first of an outage
+_REPEATING = ("pymilvus.decorators", "pymilvus.client.connection_manager")  # log every error with its traceback
 _QUIET_SECONDS = 10.0
 _TURN_SECONDS = 5e-5  # switch interval of Python: workers must catch the microseconds in which the event loop waits
 
@@ -155,13 +155,15 @@ def _open_files() -> int:
 def _sparing_log() -> Iterator[None]:
     """Within the context, limit the rate of log lines that clients or a full disk cause, and count dropped lines."""
     sparing = _Sparing()
-    logging.getLogger(_REPEATING).disabled = True
+    for name in _REPEATING:  # lam logs the first error of an outage itself
+        logging.getLogger(name).disabled = True
     for name in _NOISY:
         logging.getLogger(name).addFilter(sparing)
     try:
         yield
     finally:
-        logging.getLogger(_REPEATING).disabled = False
+        for name in _REPEATING:
+            logging.getLogger(name).disabled = False
         for name in _NOISY:
             logging.getLogger(name).removeFilter(sparing)
 

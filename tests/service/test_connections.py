@@ -380,6 +380,7 @@ def test_what_clients_bring_about_is_logged_once_in_a_while(
             logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
             logging.getLogger("lam.service.tracing").error("%d lines of the request log are lost", number)
             logging.getLogger("pymilvus.decorators").error("RPC error: %d", number)
+            logging.getLogger("pymilvus.client.connection_manager").warning("Connection recovery failed")
         now = 11.0
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     assert [record.getMessage() for record in caplog.records] == [

@@ -303,7 +303,7 @@ def _show_answer(result: Any, row: int) -> None:
     for place, (score, kappa, item) in enumerate(zip(scores, result.hits.kappa[row].tolist(), items, strict=True)):
         content, label = printable(item.path if item.text is None else item.text), printable(item.label)
         remarks = ["uncertain"] * bool(result.is_uncertain(item))
-        remarks += [f"fused of {item.images.count} {'texts' if text else 'images'}"] * item.is_fused
+        remarks += [f"fused of {item.images} {'texts' if text else 'images'}"] * item.is_fused
         remark = f"  ({', '.join(remarks)})" if remarks else ""
         interval = "{:6.2f} to {:5.2f}  ".format(*intervals[place]) if intervals else ""
         print(f"{score:8.4f}  {interval}{kappa:9.4g}  {f'{label}  ' * is_labelled}{content}{remark}")

@@ -160,7 +160,7 @@ class Transaction:
             is_patch = isinstance(operation, Patch)
             row = self._writer.execute(BY_ID, (operation.id if is_patch else operation.item.id,)).fetchone()
             if row is not None:
-                return self._put(operation.over(Item.of_row(row)))
+                return self._put(operation.over(Item(*row)))
             return Change() if is_patch else self._put(operation.item)
         except Refusal as refusal:
             return refusal

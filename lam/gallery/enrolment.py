@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lam.datasets.base import Preview
-from lam.gallery.item import ID_RULE, INDEXED, Images, Item, check_id, metadata_json, normalize_label, number_of, pack
+from lam.gallery.item import ID_RULE, INDEXED, Item, check_id, metadata_json, normalize_label, number_of, pack
 from lam.gallery.refusal import Refusal
 from lam.inputs.decoding import thumbnail_of_file
 from lam.retrieval.index.checks import unit_vectors
@@ -155,8 +155,8 @@ def _check_copies(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]
 def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, preview: Preview) -> Item:
     """The gallery item for an item of a data set, with metadata, text and picture from the preview."""
     metadata = metadata_json({**preview.metadata, **({} if preview.text is None else {"text": preview.text})})
-    images = Images(paths=json.dumps([preview.path]))
-    return Item(item_id, vector.tobytes(), kappa, label, metadata, preview.picture, INDEXED, images)
+    paths = json.dumps([preview.path])
+    return Item(item_id, vector.tobytes(), kappa, label, metadata, preview.picture, INDEXED, paths=paths)
 
 
 def _item(
@@ -164,13 +164,15 @@ def _item(
 ) -> Item:
     """The item with one id; `sources` and `kappas` are its images and their κ."""
     contents, paths = pack([source.content for source in sources]), json.dumps([source.path for source in sources])
-    images = Images(contents=contents, paths=paths)
-    if len(sources) > 1:
-        mass, roots = sum(kappas), float(np.sqrt(kappas).sum())
-        sums = np.concatenate([[mass, roots], resultant * mass * vector.astype(np.float64)])
-        images = Images(len(sources), resultant, min(kappas), contents, paths, sums.tobytes())
     metadata = metadata_json(sources[0].metadata or {})
-    return Item(item_id, vector.tobytes(), kappa, sources[0].label, metadata, origin=INDEXED, images=images)
+    item = Item(
+        item_id, vector.tobytes(), kappa, sources[0].label, metadata, None, INDEXED, contents=contents, paths=paths
+    )
+    if len(sources) == 1:
+        return item
+    mass, roots = sum(kappas), float(np.sqrt(kappas).sum())
+    sums = np.concatenate([[mass, roots], resultant * mass * vector.astype(np.float64)]).tobytes()
+    return replace(item, images=len(sources), resultant=resultant, least_image_kappa=min(kappas), sums=sums)
 
 
 def _identity(image: SourceImage) -> str:

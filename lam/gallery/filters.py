@@ -18,7 +18,7 @@ rounded. Names and values are parameters of the SQL, never parts of its text.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from lam.gallery.item import normalize_label
@@ -65,8 +65,8 @@ class Filter:
     """
 
     text: str
-    sql: Sql
-    fields: Mapping[str, Sql]
+    sql: Sql = field(compare=False)
+    fields: Mapping[str, Sql] = field(compare=False)
 
     @classmethod
     def parse(cls, text: str) -> "Filter":
@@ -222,7 +222,7 @@ class _Compiler:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise Refusal("invalid", f"the filter {what}", allowed=ALLOWED)
+    raise Refusal(422, f"the filter {what}", allowed=ALLOWED)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -8,10 +8,10 @@ in this process (`lam.gallery.local_index`) or on a Milvus server (`lam.gallery.
 import logging
 import shutil
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,11 @@ class Matching:
         keys: (G,) the items' keys in the store, rising.
         labels: (G,) the items' `label_key`s; −1 without a label.
         unknown: fields of the filter that no item has; empty if an item passes.
-        version: version of the gallery that the filter was applied to.
     """
 
     keys: Int64[np.ndarray, " G"]
     labels: Int64[np.ndarray, " G"]
     unknown: tuple[str, ...]
-    version: int
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -135,8 +133,7 @@ class Gallery:
         self.dimension = dimension
         self._cache = folder / CACHE
         self._writing = threading.Lock()  # held while the index may lag behind the store
-        self._version, self._matching = 0, OrderedDict[str, Matching]()
-        self._remembering = threading.Lock()
+        self._version, self._matching = 0, lru_cache(_KEPT)(_find_matching)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -178,21 +175,8 @@ class Gallery:
 
     def matching(self, where: Filter) -> Matching:
         """The items that pass a filter; a slow filter is refused as `busy`. Recent results are kept until a change."""
-        version = self._version  # read first: a change during the scan makes the result outdated, never too new
-        with self._remembering:
-            known = self._matching.get(where.text)
-        if known is not None and known.version == version:
-            return known
-        rows, unknown = self.store.where(where)
-        numbers = {label: label_key(label) if label else -1 for label in {label for _, label in rows}}
-        keys, labels = ([key for key, _ in rows], [numbers[label] for _, label in rows])
-        found = Matching(np.array(keys, dtype=np.int64), np.array(labels, dtype=np.int64), unknown, version)
-        with self._remembering:
-            self._matching[where.text] = found
-            self._matching.move_to_end(where.text)
-            while len(self._matching) > _KEPT:
-                self._matching.popitem(last=False)
-        return found
+        # the version is read first: a change during the scan makes the result outdated, never too new
+        return self._matching(self.store, where, self._version)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
         """Apply operations; on return, the changes are on disk and searches see them.
@@ -263,6 +247,13 @@ class Gallery:
             if change.item is not None and change.key is not None and change.key not in gone
         }
         self._index.apply(gone, new)
+
+
+def _find_matching(store: ItemStore, where: Filter, version: int) -> Matching:
+    rows, unknown = store.where(where)
+    numbers = {label: label_key(label) if label else -1 for label in {label for _, label in rows}}
+    keys, labels = [key for key, _ in rows], [numbers[label] for _, label in rows]
+    return Matching(np.array(keys, dtype=np.int64), np.array(labels, dtype=np.int64), unknown)
 
 
 @dataclass(frozen=True)

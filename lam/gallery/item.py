@@ -23,9 +23,8 @@ _MAX_ID = 128
 MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 INDEXED, SERVED = "index", "service"
 VECTOR, KAPPA = 1, 2  # positions in a row
-_OF_ITEM = 7  # values of a row; the others are fields of `Images`
 COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
-"""The columns of a row in the database."""
+"""The columns of a row in the database, in the order of the fields of `Item`."""
 _TYPES = (
     str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, str, bytes | None,
 )  # of the columns  # fmt: skip
@@ -33,28 +32,6 @@ _HEAD = struct.Struct("<dqdd???9q")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; tabs and line breaks pass
 _PART = re.compile(r"(?!\.{1,2}$)(?! )[\w .,:@+=~&'!()\[\]-]+(?<! )")
 _ENDS = ("search", "thumbnail")  # last parts of the addresses below an item's address
-
-
-@dataclass(frozen=True)
-class Images:
-    """The images of an item.
-
-    Attributes:
-        count: number of images.
-        resultant: mean resultant length of the images' directions; 1 for one image.
-        least_kappa: least κ of the images; None for one image, or if unknown.
-        contents: known `content_id`s of the images, eight bytes each.
-        paths: a JSON list of the image files; empty for images from HTTP.
-        sums: Σ κ, Σ √κ and the D components of Σ κμ in float64, over directions μ and concentrations κ of the images;
-            None for one image, or if unknown.
-    """
-
-    count: int = 1
-    resultant: float = 1.0
-    least_kappa: float | None = None
-    contents: bytes = field(default=b"", repr=False)
-    paths: str = "[]"
-    sums: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -69,6 +46,13 @@ class Item:
         metadata: a JSON object, as text.
         thumbnail: a small picture, or None.
         origin: `index` for an item from a run or `lam index` (the next `lam index` replaces it), else `service`.
+        images: number of its images.
+        resultant: mean resultant length of the images' directions; 1 for one image.
+        least_image_kappa: least κ of the images; None for one image, or if unknown.
+        contents: known `content_id`s of the images, eight bytes each.
+        paths: a JSON list of the image files; empty for images from HTTP.
+        sums: Σ κ, Σ √κ and the D components of Σ κμ in float64, over directions μ and concentrations κ of the images;
+            None for one image, or if unknown.
     """
 
     id: str
@@ -78,17 +62,17 @@ class Item:
     metadata: str = "{}"
     thumbnail: bytes | None = field(default=None, repr=False)
     origin: str = SERVED
-    images: Images = Images()
-
-    @classmethod
-    def of_row(cls, row: Sequence[Any]) -> "Item":
-        """The item with this `row`."""
-        return cls(*row[:_OF_ITEM], images=Images(*row[_OF_ITEM:]))
+    images: int = 1
+    resultant: float = 1.0
+    least_image_kappa: float | None = None
+    contents: bytes = field(default=b"", repr=False)
+    paths: str = "[]"
+    sums: bytes | None = field(default=None, repr=False)
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """The item's values in the database: its fields, with the fields of `images` at the end."""
-        return (*tuple(vars(self).values())[:_OF_ITEM], *vars(self.images).values())
+        """The item's values in the database."""
+        return tuple(vars(self).values())
 
     @property
     def sha256(self) -> bytes:
@@ -103,7 +87,7 @@ class Item:
     @property
     def path(self) -> str:
         """The file of the first image; an empty text without a file."""
-        return next(iter(json.loads(self.images.paths)), "")
+        return next(iter(json.loads(self.paths)), "")
 
     @property
     def text(self) -> str | None:
@@ -114,7 +98,7 @@ class Item:
     @property
     def is_fused(self) -> bool:
         """Whether the item has several images."""
-        return self.images.count > 1
+        return self.images > 1
 
     @property
     def label_repeats_text(self) -> bool:
@@ -125,12 +109,12 @@ class Item:
     @property
     def least_kappa(self) -> float:
         """The least κ of the item and its images."""
-        return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)
+        return self.kappa if self.least_image_kappa is None else min(self.kappa, self.least_image_kappa)
 
 
 @dataclass(frozen=True)
 class ItemInfo:
-    """An item without its vector and picture; `images` is the number of images, `resultant` as in `Images`."""
+    """An item without its vector and picture; `images` is the number of images, `resultant` as in `Item`."""
 
     id: str
     label: str
@@ -145,9 +129,8 @@ class ItemInfo:
     @classmethod
     def of(cls, item: Item) -> "ItemInfo":
         """The information on an item."""
-        count, resultant, has_thumbnail = item.images.count, item.images.resultant, item.thumbnail is not None
-        facts = (item.id, item.label, item.metadata, count, resultant, item.least_kappa, item.kappa, item.sha256)
-        return cls(*facts, has_thumbnail)
+        facts = (item.id, item.label, item.metadata, item.images, item.resultant, item.least_kappa, item.kappa)
+        return cls(*facts, item.sha256, item.thumbnail is not None)
 
 
 def hash_of(row: Sequence[Any]) -> bytes:
@@ -197,29 +180,27 @@ def check_id(item_id: str) -> str:
     *above, last = letters.split("/")
     is_valid = len(letters) <= _MAX_ID and all(_PART.fullmatch(part) for part in (*above, last))
     if not is_valid or (above and last in _ENDS):
-        raise Refusal("invalid", "the id breaks the rule for ids", allowed=ID_RULE)
+        raise Refusal(422, "the id breaks the rule for ids", allowed=ID_RULE)
     return item_id
 
 
 def metadata_json(metadata: object) -> str:
     """Metadata as JSON text for the store; invalid or too large metadata are refused as `invalid`."""
     if not isinstance(metadata, dict):
-        raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
+        raise Refusal(422, "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
     if not metadata:
         return "{}"
     if _is_deeper(metadata, MAX_DEPTH):
-        raise Refusal(
-            "invalid", f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels"
-        )
+        raise Refusal(422, f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels")
     try:
         size = len(json.dumps(metadata, ensure_ascii=False).encode())
         text = json.dumps(metadata, allow_nan=False, sort_keys=True)
     except UnicodeEncodeError:
-        raise Refusal("invalid", "metadata must be valid Unicode", allowed="JSON") from None
+        raise Refusal(422, "metadata must be valid Unicode", allowed="JSON") from None
     except ValueError:
-        raise Refusal("invalid", "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
+        raise Refusal(422, "metadata must be finite numbers, text, lists and objects", allowed="JSON") from None
     if size > MAX_METADATA:
-        raise Refusal("invalid", f"metadata has {size} bytes", allowed=f"at most {MAX_METADATA}")
+        raise Refusal(422, f"metadata has {size} bytes", allowed=f"at most {MAX_METADATA}")
     return text
 
 
@@ -238,11 +219,11 @@ def normalize_label(label: str) -> str:
     A label that is too long, is not valid Unicode, or holds a control character is refused as `invalid`.
     """
     if len(label) > MAX_LABEL:
-        raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
+        raise Refusal(422, f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
     try:
         label.encode()
     except UnicodeEncodeError:
-        raise Refusal("invalid", "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
+        raise Refusal(422, "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
     if control := _CONTROL.search(label):
-        raise Refusal("invalid", f"the label holds the control character {control[0]!r}", allowed="text")
+        raise Refusal(422, f"the label holds the control character {control[0]!r}", allowed="text")
     return unicodedata.normalize("NFC", label).strip()

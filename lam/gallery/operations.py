@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lam.gallery.filters import Filter
-from lam.gallery.item import SERVED, Images, Item, metadata_json
+from lam.gallery.item import SERVED, Item, metadata_json
 from lam.gallery.refusal import Refusal
 from lam.retrieval.index.fusion import Sums
 
@@ -86,7 +86,7 @@ class Patch:
         """
         metadata = json.loads(old.metadata)
         if "text" in self.metadata and old.text is not None:
-            raise Refusal("conflict", "the text is the content of the item", allowed="PUT with another text")
+            raise Refusal(409, "the text is the content of the item", allowed="PUT with another text")
         metadata |= self.metadata
         kept = {name: value for name, value in metadata.items() if value is not None or name not in self.metadata}
         new = replace(old, label=old.label if self.label is None else self.label, metadata=metadata_json(kept))
@@ -122,39 +122,35 @@ def fuse(known: Item, image: Item) -> Item:
     _refuse_another(known, image)
     if _holds(known, image):
         return known
-    if known.images.count >= MAX_IMAGES:
-        raise Refusal("conflict", f"the item has {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
+    if known.images >= MAX_IMAGES:
+        raise Refusal(409, f"the item has {known.images} images", allowed=f"at most {MAX_IMAGES}")
     sums = _sums(known) + _sums(image)
     direction = sums.direction(_mean(known))[0].float().numpy()
-    kappas = (known.kappa if known.images.least_kappa is None else known.images.least_kappa, image.kappa)
-    images = Images(
-        known.images.count + 1,
-        float(sums.resultant),
-        min(kappas),
-        known.images.contents + image.images.contents,
-        known.images.paths,
-        torch.cat([sums.mass, sums.roots, sums.product[0]]).numpy().tobytes(),
-    )
+    kappas = (known.kappa if known.least_image_kappa is None else known.least_image_kappa, image.kappa)
     return replace(
         known,
         vector=direction.tobytes(),
         kappa=float(sums.kappa()),
         thumbnail=known.thumbnail or image.thumbnail,
         origin=image.origin,
-        images=images,
+        images=known.images + 1,
+        resultant=float(sums.resultant),
+        least_image_kappa=min(kappas),
+        contents=known.contents + image.contents,
+        sums=torch.cat([sums.mass, sums.roots, sums.product[0]]).numpy().tobytes(),
     )
 
 
 def _refuse_another(known: Item, image: Item) -> None:
     if image.label not in ("", known.label):
         raise Refusal(
-            "conflict",
+            409,
             f"images of one item have one label: the item has {known.label!r}, this image {image.label!r}",
             allowed="the same label or none; without fuse the image replaces the item",
         )
     if _beside_text(image) not in ({}, _beside_text(known)):
         raise Refusal(
-            "conflict",
+            409,
             "images of one item have the same metadata: this image has other metadata",
             allowed="the same metadata or none; without fuse the image replaces the item",
         )
@@ -167,15 +163,15 @@ def _beside_text(item: Item) -> dict[str, Any]:
 
 def _holds(known: Item, image: Item) -> bool:
     """Whether the item already holds the image, by content numbers and, if some are unknown, by the item's id."""
-    contents, content = known.images.contents, image.images.contents
+    contents, content = known.contents, image.contents
     ids = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
-    is_incomplete = len(ids) < known.images.count
+    is_incomplete = len(ids) < known.images
     return content in ids or (is_incomplete and known.id == str(int.from_bytes(content, "big")))
 
 
 def _sums(item: Item) -> Sums:
-    if item.images.sums is not None:
-        sums = torch.from_numpy(np.frombuffer(item.images.sums).copy())
+    if item.sums is not None:
+        sums = torch.from_numpy(np.frombuffer(item.sums).copy())
         return Sums(sums[None, 2:], sums[:1], sums[1:2])
     kappa = torch.tensor([item.kappa], dtype=torch.float64)
     return Sums(kappa[:, None] * _mean(item), kappa, kappa.sqrt())

@@ -170,4 +170,4 @@ class Items(Sequence[Item]):
 
     def __getitem__(self, place: Any) -> Any:
         rows = self.rows[place]
-        return [Item.of_row(row) for row in rows] if isinstance(place, slice) else Item.of_row(rows)
+        return [Item(*row) for row in rows] if isinstance(place, slice) else Item(*rows)

@@ -225,7 +225,7 @@ class ItemStore:
 
     def items_by_key(self) -> Iterator[tuple[int, Item]]:
         """All items by rising key; nothing may be written meanwhile."""
-        return ((key, Item.of_row(row)) for key, row, _ in rows_of(self._writer))
+        return ((key, Item(*row)) for key, row, _ in rows_of(self._writer))
 
     def keys(self) -> list[int]:
         """The keys of all items, unordered."""
@@ -234,13 +234,13 @@ class ItemStore:
 
     def items_of(self, keys: Iterable[int]) -> dict[int, Item]:
         """Items by key; missing keys are left out."""
-        return {key: Item.of_row(row) for key, *row in self._of_keys(COLUMNS, keys)}
+        return {key: Item(*row) for key, *row in self._of_keys(COLUMNS, keys)}
 
     def get(self, item_id: str) -> Item | None:
         """The item of an id, or None."""
         with self._read() as reader:
             row = reader.execute(BY_ID, (item_id,)).fetchone()
-        return None if row is None else Item.of_row(row)
+        return None if row is None else Item(*row)
 
     def infos_of(self, keys: Iterable[int]) -> dict[int, ItemInfo]:
         """Information on items by key; missing keys are left out."""

@@ -84,32 +84,31 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         *,
         size: int,
-        judged: bool = True,
-        verdict: Verdict | None = None,
-        vectors: Mapping[int, bytes] | None = None,
+        verdict: Verdict | None,
+        vectors: Mapping[int, bytes],
     ) -> models.SearchResponse:
         """Answer a search of a gallery of `size` items.
 
         Args:
             search, query: the search, and its query (`Search.read`).
-            hits: hits of the query: at least k, and at least as many as a decision needs.
+            hits: at least k hits of the query.
             infos: information on the hits, by key.
-            judged: whether to decide; False for a query of another kind than the calibration queries.
-            verdict: the verdict on the query, if it is known.
+            verdict: the verdict on the query from its hits; None for an answer without a decision.
             vectors: vectors of items by key, for a search with vectors.
         """
         part, is_new = search.part, search.without is None
-        calibration = self._calibration_of(part) if judged else None
-        decisions, unseen, decided = None, None, dict[str, Any]()
-        if calibration is not None:
-            decisions, unseen = verdict or self.verdicts(part, [query], hits, infos)[0]
+        calibration = self._calibration_of(part)
+        threshold = self.thresholds if part is None else None
+        unseen, decided = None, dict[str, Any]()
+        if calibration is not None and verdict is not None:
+            decisions, unseen = verdict
+            threshold = _thresholds(calibration, decisions)
             decided = _fields(decisions, search.min_probability)
             if part is not None:  # probabilities were learnt on searches of the whole gallery
                 decided |= {"probability": None, "known": None, "right_if_known": None}
         columns = (hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist())
         places = [Place(*place, rank) for rank, place in enumerate(zip(*columns, strict=True))]
         first = infos[places[0].key] if places else None
-        base = self.thresholds if part is None else None
         answer = models.SearchResponse(
             **decided,
             kappa=query.kappa,
@@ -118,13 +117,13 @@ class Responder:
             text_cut=query.text_cut,
             credible_cosine=self.credible_cosine(query.kappa),
             unseen=models.UnseenFields(p_new=unseen[0], p_in_gallery=unseen[1]) if unseen and is_new else None,
-            threshold=base if calibration is None else _thresholds(calibration, decisions),
+            threshold=threshold,
             calibration=self.state(size) if part is None else "none" if part.calibration is None else "current",
             gallery_size=size,
             filter=None if part is None else part.fields,
             hits=[],
         )
-        shown = self._hits(search, places[: search.k], infos, vectors or {}, answer, first)
+        shown = self._hits(search, places[: search.k], infos, vectors, answer, first)
         return answer.model_copy(update={"hits": shown})
 
     def grouped(

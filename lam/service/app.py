@@ -29,7 +29,7 @@ from lam.gallery.item import ID_RULE
 from lam.gallery.refusal import Refusal
 from lam.service import schema
 from lam.service.engine import Engine
-from lam.service.errors import FAILED, ServiceError
+from lam.service.errors import FAILED, json_of
 from lam.service.keys import GUARDED, OPEN_PATHS, right_for
 from lam.service.metrics import Metrics
 from lam.service.routes.items import add_items
@@ -215,35 +215,34 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
 
 
 async def _refuse_unknown_parameters(request: Request) -> None:
-    """Raise a ServiceError of 422 for query parameters that are unknown, repeated or not UTF-8."""
+    """Raise a Refusal of 422 for query parameters that are unknown, repeated or not UTF-8."""
     try:
         unquote_to_bytes(request.scope["query_string"]).decode()
     except UnicodeDecodeError:
-        raise ServiceError(422, "the query parameters are not valid UTF-8", allowed="percent-encoded UTF-8") from None
+        raise Refusal(422, "the query parameters are not valid UTF-8", allowed="percent-encoded UTF-8") from None
     names = [name for name, _ in request.query_params.multi_items()]
     known = _parameters(request, "query") if names else {}
     for name in names:
         if name not in known:
             allowed = list(known) or "no query parameter"
-            raise ServiceError(422, f"there is no query parameter {name[:_SHOWN]!r} here", allowed=allowed)
+            raise Refusal(422, f"there is no query parameter {name[:_SHOWN]!r} here", allowed=allowed)
         if names.count(name) > 1:
-            raise ServiceError(422, f"the query parameter {name!r} is given more than once", allowed="once")
+            raise Refusal(422, f"the query parameter {name!r} is given more than once", allowed="once")
 
 
 def _answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
     """Answer every error of an application in JSON; `pages` are the paths of its static files."""
 
-    @app.exception_handler(ServiceError)
     @app.exception_handler(Refusal)
-    async def _refused(_: Request, error: ServiceError | Refusal) -> JSONResponse:
-        return _answer(ServiceError.of(error))
+    async def _refused(_: Request, error: Refusal) -> JSONResponse:
+        return _answer(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = first["loc"][-1]
         what = f"{name}: {first['msg']}, got {str(first['input'])[:_SHOWN]!r}"
-        return _answer(ServiceError(422, what, allowed=_parameters(request, "query", "path")[name]))
+        return _answer(Refusal(422, what, allowed=_parameters(request, "query", "path")[name]))
 
     @app.exception_handler(Exception)
     async def _failed(_: Request, error: Exception) -> JSONResponse:
@@ -255,14 +254,14 @@ def _answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
         if error.status_code == 405 and methods:
             allowed = ", ".join(methods)
             what = f"this path does not have the method {request.method[:_SHOWN]!r}"
-            return _answer(ServiceError(405, what, allowed=allowed, headers={"Allow": allowed}))
+            return _answer(Refusal(405, what, allowed=allowed, headers={"Allow": allowed}))
         if error.status_code in (404, 405):
-            return _answer(ServiceError(404, "there is no such path", allowed=_paths_like(request.url.path)))
-        return _answer(ServiceError(error.status_code, str(error.detail).lower()))
+            return _answer(Refusal(404, "there is no such path", allowed=_paths_like(request.url.path)))
+        return _answer(Refusal(error.status_code, str(error.detail).lower()))
 
 
-def _answer(error: ServiceError) -> JSONResponse:
-    return JSONResponse(error.to_json(), error.status, headers=error.headers)
+def _answer(error: Refusal) -> JSONResponse:
+    return JSONResponse(json_of(error), error.status, headers=error.headers)
 
 
 def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:

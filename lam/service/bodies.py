@@ -1,4 +1,4 @@
-"""Parses the bodies of requests at a bounded cost; a bad body raises a `ServiceError` or a `Refusal`.
+"""Parses the bodies of requests at a bounded cost; a bad body raises a `Refusal`.
 
 `lam.service.requests` defines the allowed JSON.
 """
@@ -16,9 +16,10 @@ import torch
 from pydantic_core import from_json
 
 from lam.gallery.item import metadata_json, normalize_label
+from lam.gallery.refusal import Refusal
 from lam.service import requests
 from lam.service.embedder import embedding_of, no_texts
-from lam.service.errors import ServiceError, attempt
+from lam.service.errors import attempt
 from lam.service.models import JSON
 from lam.service.queries import Query
 from lam.service.watch import Feedback
@@ -41,14 +42,14 @@ def content_type(headers: Mapping[str, str], *allowed: str) -> str:
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         what = f"the body has the content encoding {encoding[:_SHOWN]!r}"
-        raise ServiceError(415, what, allowed="identity", headers={"Accept-Encoding": "identity"})
+        raise Refusal(415, what, allowed="identity", headers={"Accept-Encoding": "identity"})
     if kind == "multipart/form-data":
         what = "the body is a form, as curl -F sends it: send the file itself, with its content type"
         with_curl = {"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
-        raise ServiceError(415, what, allowed=with_curl)
+        raise Refusal(415, what, allowed=with_curl)
     kind = "image/jpeg" if kind in _OF_AN_IMAGE else kind
     if kind not in allowed:
-        raise ServiceError(415, "the content type is missing or not an allowed one", allowed=list(allowed))
+        raise Refusal(415, "the content type is missing or not an allowed one", allowed=list(allowed))
     return kind
 
 
@@ -84,7 +85,7 @@ def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
     return query
 
 
-def queries_of(body: bytes, limits: JsonLimits) -> list[Query | str | bytes | ServiceError]:
+def queries_of(body: bytes, limits: JsonLimits) -> list[Query | str | bytes | Refusal]:
     """Each query of a JSON batch, as `query_of` returns it, or its error."""
     return [
         attempt(lambda part=part: _query(_named(part, requests.QUERIES), limits))
@@ -118,7 +119,7 @@ def item_of(body: bytes, limits: JsonLimits) -> ParsedItem:
     return _item(_named(content, requests.ITEMS), limits)
 
 
-def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | ServiceError]:
+def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | Refusal]:
     """Each item of a JSON batch, or its error."""
     return [
         attempt(lambda part=part: _item(_named(part, requests.ITEMS), limits)) for part in _batch(body, "items", limits)
@@ -130,7 +131,7 @@ def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any
     patch = requests.validate(_content(body, limits), requests.PatchRequest)
     if not patch:
         allowed = requests.schema_of(requests.PatchRequest)["properties"]
-        raise ServiceError(422, "the body changes nothing", allowed=allowed)
+        raise Refusal(422, "the body changes nothing", allowed=allowed)
     label, metadata = patch.get("label"), patch.get("metadata", {})
     metadata_json(metadata)
     return None if label is None else normalize_label(label), metadata
@@ -142,7 +143,7 @@ def feedback_of(body: bytes, limits: JsonLimits) -> Feedback:
     if ("label" in feedback) == ("correct" in feedback):
         properties = requests.schema_of(requests.FeedbackRequest)["properties"]
         allowed = {name: properties[name] for name in ("label", "correct")}
-        raise ServiceError(422, "the body must hold either a label or correct", allowed=allowed)
+        raise Refusal(422, "the body must hold either a label or correct", allowed=allowed)
     label = feedback.get("label")
     label = None if label is None else normalize_label(label)
     return Feedback(feedback["answer_id"], label, feedback.get("correct"))
@@ -151,7 +152,7 @@ def feedback_of(body: bytes, limits: JsonLimits) -> Feedback:
 def _item(item: Any, limits: JsonLimits) -> ParsedItem:
     metadata = item.get("metadata")
     if "text" in item and "text" in (metadata or ()):
-        raise ServiceError(422, "metadata: the name text is for the item's text", allowed="metadata without text")
+        raise Refusal(422, "metadata: the name text is for the item's text", allowed="metadata without text")
     kept = None if metadata is None else metadata_json(metadata)
     return ParsedItem(_query(item, limits), item.get("id"), item.get("label"), kept)
 
@@ -161,7 +162,7 @@ def _named(content: Any, kinds: Mapping[requests.Kind, type[Any]]) -> Any:
     if isinstance(content, dict) and not content.keys() & kinds.keys():
         properties = [requests.schema_of(kind)["properties"] for kind in kinds.values()]
         what = "the body names neither an image, a text nor an embedding"
-        raise ServiceError(422, what, allowed=dict(ChainMap(*properties)))
+        raise Refusal(422, what, allowed=dict(ChainMap(*properties)))
     return requests.validate(content, kinds[requests.kind_of(content)])
 
 
@@ -172,7 +173,7 @@ def _batch(body: bytes, name: str, limits: JsonLimits) -> list[Any]:
     if not isinstance(parts, list) or not parts or len(content) > 1 or len(parts) > limits.max_batch:
         given = f"{len(parts)} of them" if isinstance(parts, list) else "no such list"
         what = f"the body must hold a list of {name} and nothing else; it has {given}"
-        raise ServiceError(422, what, allowed={name: f"1 to {limits.max_batch}"})
+        raise Refusal(422, what, allowed={name: f"1 to {limits.max_batch}"})
     _refuse_large(body, parts, limits.max_batch_json)
     return parts
 
@@ -187,7 +188,7 @@ def _content(body: bytes, limits: JsonLimits, parts: int = 1) -> Any:
         if _count(body, ":") != _colons_in(content) or b"\\u003a" in body or b"\\u003A" in body:
             json.loads(body, object_pairs_hook=_once_each)
     except ValueError:
-        raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
+        raise Refusal(400, "the body is no valid JSON", allowed=JSON) from None
     return content
 
 
@@ -205,7 +206,7 @@ def _colons_in(content: Any) -> int:
 def _once_each(pairs: list[tuple[str, Any]]) -> None:
     for name, times in Counter(name for name, _ in pairs).items():
         if times > 1:
-            raise ServiceError(422, f"the name {name[:_SHOWN]!r} is given more than once", allowed="once")
+            raise Refusal(422, f"the name {name[:_SHOWN]!r} is given more than once", allowed="once")
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
@@ -214,7 +215,7 @@ def _refuse_costly(body: bytes, most: int) -> None:
     values = sum(weight * _count(body, sign) for sign, weight in weights.items()) - _escaped_slashes(body)
     if values > most:
         what = f"the body holds too many values: {values}, where a list counts as four"
-        raise ServiceError(413, what, allowed={"max_values": most})
+        raise Refusal(413, what, allowed={"max_values": most})
 
 
 def _refuse_large(body: bytes, parts: Sequence[Any], most: int) -> None:
@@ -222,7 +223,7 @@ def _refuse_large(body: bytes, parts: Sequence[Any], most: int) -> None:
     images = [part["image"] for part in parts if isinstance(part, dict) and isinstance(part.get("image"), str)]
     if len(body) - _escaped_slashes(body) - sum(map(len, images)) > most:
         what = f"the body is larger than {most} bytes beside its images"
-        raise ServiceError(413, what, allowed={"max_bytes": most})
+        raise Refusal(413, what, allowed={"max_bytes": most})
 
 
 def _count(body: bytes, sign: str) -> int:
@@ -241,11 +242,11 @@ def _file(image: str, where: str) -> bytes:
         head, _, image = image.partition(",")
         if not _DATA_URL.fullmatch(head):
             what = f"the data URL{where} is no image in base64"
-            raise ServiceError(422, what, allowed="data:image/TYPE;base64,...")
+            raise Refusal(422, what, allowed="data:image/TYPE;base64,...")
     try:  # in parts: other threads run in between
         return b"".join(base64.b64decode(image[at : at + _PART], validate=True) for at in range(0, len(image), _PART))
     except ValueError:
-        raise ServiceError(422, f"the image{where} is no base64", allowed="base64 of a file, or a data URL") from None
+        raise Refusal(422, f"the image{where} is no base64", allowed="base64 of a file, or a data URL") from None
 
 
 def _vector(numbers: list[float] | str, where: str) -> np.ndarray:
@@ -256,7 +257,7 @@ def _vector(numbers: list[float] | str, where: str) -> np.ndarray:
         return np.frombuffer(base64.b64decode(numbers, validate=True), "<f4").astype(np.float64)
     except ValueError:
         what = f"the embedding{where} is no base64 of 32-bit floats"
-        raise ServiceError(422, what, allowed="a list of numbers, or base64 of 32-bit floats, little-endian") from None
+        raise Refusal(422, what, allowed="a list of numbers, or base64 of 32-bit floats, little-endian") from None
 
 
 def _query(request: Any, limits: JsonLimits, where: str = "") -> Query | bytes | str:
@@ -266,15 +267,15 @@ def _query(request: Any, limits: JsonLimits, where: str = "") -> Query | bytes |
     if "text" in request:
         if len(request["text"]) > limits.max_json:
             what = f"the text{where} has {len(request['text'])} characters"
-            raise ServiceError(413, what, allowed={"max_characters": limits.max_json})
+            raise Refusal(413, what, allowed={"max_characters": limits.max_json})
         return request["text"]
     dimension = limits.dimension
     allowed = {"embedding": f"{dimension} finite numbers, a unit vector"}
     vector = _vector(request["embedding"], where)
     if len(vector) != dimension:
-        raise ServiceError(422, f"embedding has dimension {len(vector)}", allowed=allowed)
+        raise Refusal(422, f"embedding has dimension {len(vector)}", allowed=allowed)
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(vector))
     if not abs(norm - 1) <= _UNIT_TOLERANCE:
-        raise ServiceError(422, f"embedding has length {norm:.6g}", allowed=allowed)
+        raise Refusal(422, f"embedding has length {norm:.6g}", allowed=allowed)
     return Query(embedding_of(torch.from_numpy((vector / norm).astype(np.float32)), request["kappa"]))

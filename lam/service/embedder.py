@@ -14,13 +14,12 @@ from torch import Tensor
 
 from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut
-from lam.gallery.refusal import busy
+from lam.gallery.refusal import Refusal, busy
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.decoding import decode, decoding_bytes, reduction, thumbnail
 from lam.inputs.parts import TooManyPartsError, check_parts
 from lam.retrieval.index.checks import unit_vectors
 from lam.runs.finished import Run
-from lam.service.errors import ServiceError
 from lam.service.queries import Query
 from lam.service.settings import MEBIBYTE, ServiceSettings
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -51,31 +50,31 @@ class Embedder:
         return torch.zeros(*preprocessing.shape, dtype=dtype)
 
     def decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
-        """The network's input for one image or text, with a thumbnail if wanted; a `ServiceError` for bad content."""
+        """The network's input for one image or text, with a thumbnail if wanted; a `Refusal` for bad content."""
         ((body, with_thumbnail),) = jobs  # the worker's batches hold one job, so an error belongs to one request
         preprocessing = self.encoder.preprocessing
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
             return [self._read_text(body)]
         if not isinstance(preprocessing, Preprocessing):
-            raise ServiceError(422, "this run has no preprocessing for images", allowed="embeddings")
+            raise Refusal(422, "this run has no preprocessing for images", allowed="embeddings")
         image = read_image(body, self._settings, least=preprocessing.reduced_to)
         try:
             return [(preprocessing(image), {"thumbnail": thumbnail(image) if with_thumbnail else None})]
         except ValueError as error:
             what = f"the image cannot become an input: {error}"
-            raise ServiceError(422, what, allowed="an ordinary photograph") from None
+            raise Refusal(422, what, allowed="an ordinary photograph") from None
 
     def _read_text(self, text: bytes | str) -> Decoded:
         preprocessing = self.encoder.preprocessing
         if not isinstance(preprocessing, TextPreprocessing):
             raise no_texts()
         if isinstance(text, bytes):
-            raise ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
+            raise Refusal(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
         try:
             cut = is_cut(self.encoder.network, preprocessing, text)
             return preprocessing(text), {"text": preprocessing.kept(text), "text_cut": cut}
         except ValueError as error:
-            raise ServiceError(422, str(error), allowed="a text that is not empty") from None
+            raise Refusal(422, str(error), allowed="a text that is not empty") from None
 
     def embed(self, tensors: Sequence[Tensor]) -> list[Query | Exception]:
         """The query of each input, or its error."""
@@ -122,13 +121,13 @@ def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:
     return Query(embedding, features)
 
 
-def no_texts() -> ServiceError:
+def no_texts() -> Refusal:
     """The refusal of a text by a run on images."""
-    return ServiceError(422, "this run takes no texts", allowed="images or embeddings")
+    return Refusal(422, "this run takes no texts", allowed="images or embeddings")
 
 
-def _no_embedding() -> ServiceError:
-    return ServiceError(422, "the input has no finite embedding with a direction", allowed="an ordinary input")
+def _no_embedding() -> Refusal:
+    return Refusal(422, "the input has no finite embedding with a direction", allowed="an ordinary input")
 
 
 def _move_to(encoder: Encoder, device: str) -> Encoder:
@@ -141,30 +140,30 @@ def _move_to(encoder: Encoder, device: str) -> Encoder:
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
     """The first frame of an image file, turned upright (EXIF); `least` as in `decode`.
 
-    The limits on pixels and bytes are checked from the header, before decoding. A `ServiceError` has the status 400 for
+    The limits on pixels and bytes are checked from the header, before decoding. A `Refusal` has the status 400 for
     an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for another format.
     """
     if not body:
-        raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
+        raise Refusal(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
     try:
         check_parts(body)
         with Image.open(io.BytesIO(body), formats=tuple(FORMATS)) as image:
             _refuse_large(image, settings, least)
             return decode(image, least)
-    except ServiceError:
+    except Refusal:
         raise
     except TooManyPartsError as error:
-        raise ServiceError(413, f"the image has {error}") from None
+        raise Refusal(413, f"the image has {error}") from None
     except Image.UnidentifiedImageError:
-        raise ServiceError(415, "the body is no image of an allowed format", allowed=list(CONTENT_TYPES)) from None
+        raise Refusal(415, "the body is no image of an allowed format", allowed=list(CONTENT_TYPES)) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_many_pixels(settings.max_pixels) from None
     except Exception:  # errors of decoders have no common class
-        raise ServiceError(400, "the image is truncated or damaged", allowed=list(CONTENT_TYPES)) from None
+        raise Refusal(400, "the image is truncated or damaged", allowed=list(CONTENT_TYPES)) from None
 
 
-def _too_many_pixels(most: int) -> ServiceError:
-    return ServiceError(413, f"the image has more than {most} pixels", allowed={"max_pixels": most})
+def _too_many_pixels(most: int) -> Refusal:
+    return Refusal(413, f"the image has more than {most} pixels", allowed={"max_pixels": most})
 
 
 def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
@@ -173,10 +172,10 @@ def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | No
         raise _too_many_pixels(settings.max_pixels)
     if max(image.size) > settings.max_side:
         most = settings.max_side
-        raise ServiceError(413, f"the image has a side of more than {most} pixels", allowed={"max_side": most})
+        raise Refusal(413, f"the image has a side of more than {most} pixels", allowed={"max_side": most})
     needed = _ALWAYS + decoding_bytes(image, least)
     needed += 2 * 4 * image.width * image.height // reduction(image, least) ** 2  # two copies of the reduced image
     if needed > settings.max_decoded:
         smaller = "a smaller image, or a JPEG that is not progressive"
         allowed = {"max_decoded_bytes": settings.max_decoded, "or": smaller}
-        raise ServiceError(413, f"the image would take {needed} bytes to decode", allowed=allowed)
+        raise Refusal(413, f"the image would take {needed} bytes to decode", allowed=allowed)

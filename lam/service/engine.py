@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,6 @@ from lam.runs.folder import WATCH
 from lam.runs.live import LiveQueries
 from lam.service.answers import Responder
 from lam.service.embedder import Embedder
-from lam.service.errors import ServiceError
 from lam.service.gallery_search import GallerySearch, logging_failure, results_of
 from lam.service.models import FeedbackResponse, SearchResponse
 from lam.service.queries import Query, Search
@@ -82,26 +81,26 @@ class Engine:
         responder = self._responder()
         live = None if settings.keep_queries is None else LiveQueries(self.run, settings.keep_queries)
         open_gallery = self.run.open_replica if replica else partial(self.run.open_gallery, drop_corrupt=drop_corrupt)
-        self.gallery = open_gallery(index=index)
-        try:
+        with ExitStack() as opened:  # after an error, a service that keeps its old run can open this one later
+            self.gallery = opened.enter_context(closing(open_gallery(index=index)))
             self.watch = Watch(None if replica else self.run.folder / WATCH, responder.calibration)
-        except BaseException:
-            self.gallery.close()
-            raise
-        self.searches = GallerySearch(
-            self.gallery,
-            responder,
-            self.watch,
-            live=live,
-            judges_items=not self.run.has_answers,
-            write=self._write_watch,
-        )
-        self._start(threads)
-        try:
+            opened.enter_context(closing(self.watch))
+            self.searches = GallerySearch(
+                self.gallery,
+                responder,
+                self.watch,
+                live=live,
+                judges_items=not self.run.has_answers,
+                write=self._write_watch,
+            )
+            if live is not None:
+                opened.callback(logging_failure, live.write)
+            self._start(threads)
+            opened.callback(self._backups.close, timeout=0.0)  # an unfinished backup has a temporary name
+            for worker in reversed(self.workers):
+                opened.callback(worker.close)
             self._warm_up()
-        except BaseException:  # a service that keeps its old run must be able to open this one later
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     def _start(self, threads: int | None) -> None:
         """Start the workers. OpenMP keeps the number of threads for each calling thread, so each worker sets it."""
@@ -129,7 +128,7 @@ class Engine:
         if blank is None:
             return
         for _ in range(_WARM_UPS):
-            with suppress(Refusal, ServiceError):
+            with suppress(Refusal):
                 query = self.network.submit(blank).result(self.settings.answer_seconds)
                 self.searcher.submit(Search(query, 1, counted=False)).result()
 
@@ -186,15 +185,15 @@ class Engine:
         return await self._in_time(worker, lambda: asyncio.wrap_future(worker.submit(job)))
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
-        """Embed a JPEG, PNG or WebP file or a text (a `ServiceError` for other content); return a query unchanged."""
+        """Embed a JPEG, PNG or WebP file or a text (a `Refusal` for other content); return a query unchanged."""
         if isinstance(body, Query):
             return body
         tensor, fields = await self.do(self.decoder, (body, with_thumbnail))
         return replace(await self.do(self.network, tensor), **fields)
 
     async def embed_all(
-        self, bodies: Sequence[Query | bytes | str | ServiceError], *, with_thumbnail: bool = False
-    ) -> list[Query | ServiceError | BaseException]:
+        self, bodies: Sequence[Query | bytes | str | Refusal], *, with_thumbnail: bool = False
+    ) -> list[Query | BaseException]:
         """The query for each image, text or query of a batch, or its error. Other requests are embedded in between."""
         seconds = self.decoder.seconds_a_job + self.network.seconds_a_job
         most = self.settings.patience / 2 / seconds if seconds else 1
@@ -239,7 +238,7 @@ class Engine:
         """
         if not self.run.is_in_place:
             what = f"the served folder was moved from {self.run.folder} or replaced"
-            raise Refusal("conflict", what, allowed="POST /v1/reload, or another try once the folder is back")
+            raise Refusal(409, what, allowed="POST /v1/reload, or another try once the folder is back")
         folder, moment = self.run.folder.absolute(), datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         name = f"{folder.name}-backup-{moment}-{secrets.token_hex(3)}"
         return await asyncio.wrap_future(self._backups.submit(folder.with_name(name)))
@@ -250,7 +249,7 @@ class Engine:
         except OSError as error:
             return [full(str(error))]
         except ValueError as error:
-            return [Refusal("conflict", str(error), allowed="another try once this is resolved")]
+            return [Refusal(409, str(error), allowed="another try once this is resolved")]
 
     async def judge(self, feedback: Feedback) -> FeedbackResponse:
         """Count feedback on an answer; on return the feedback is on disk. Errors as in `Watch.judge`."""
@@ -260,13 +259,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish the waiting jobs, and release the folder."""
-        for worker in self.workers:
-            worker.close()
-        self._backups.close(timeout=0.0)  # an unfinished backup is no backup: its folder has a temporary name
-        if self.searches.live is not None:
-            logging_failure(self.searches.live.write)
-        self.watch.close()
-        self.gallery.close()
+        self._opened.close()
 
     async def _in_time(self, worker: Worker[Any, Any], submit: Callable[[], "asyncio.Future[Value]"]) -> Value:
         try:

@@ -104,25 +104,22 @@ class GallerySearch:
         shown = {key for row, job in enumerate(jobs) if job.with_vector for key in hits.ids[row, : job.k + 1].tolist()}
         vectors = self._gallery.store.vectors_of(shown) if shown else {}
         size = len(self._gallery)
-        verdicts: dict[int, Verdict] = {}
-        kinds = {row: _kind(queries[row]) for row, job in enumerate(jobs) if job.without is None}
-        for kind in set(kinds.values()):
-            rows = [row for row, own in kinds.items() if own == kind]
-            chosen = [queries[row] for row in rows]
-            verdicts |= zip(rows, responder.verdicts(part, chosen, hits[torch.tensor(rows)], infos), strict=False)
-        answers = results_of(
-            partial(
-                responder.answer,
-                job,
-                query,
-                hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without),
-                infos,
-                size=size,
-                judged=job.without is None or self._judges_items,
-                verdict=verdicts.get(row),
-                vectors=vectors,
+        together: dict[object, list[int]] = {}  # rows of queries of one kind, and each item that gets a decision
+        own: list[Hits] = []
+        for row, (job, query) in enumerate(zip(jobs, queries, strict=True)):
+            own.append(
+                hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without)
             )
-            for row, (job, query) in enumerate(zip(jobs, queries, strict=True))
+            if job.without is None or self._judges_items:
+                together.setdefault(_kind(query) if job.without is None else row, []).append(row)
+        verdicts: dict[int, Verdict] = {}
+        for rows in together.values():
+            of_rows = hits[torch.tensor(rows)] if len(rows) > 1 else own[rows[0]]
+            found = responder.verdicts(part, [queries[row] for row in rows], of_rows, infos)
+            verdicts |= zip(rows, found, strict=False)
+        answers = results_of(
+            partial(responder.answer, job, query, found, infos, size=size, verdict=verdicts.get(row), vectors=vectors)
+            for row, (job, query, found) in enumerate(zip(jobs, queries, own, strict=True))
         )
         if part is not None:
             return answers

@@ -15,11 +15,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote
 
+from starlette.responses import RedirectResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
 from lam.service.app import PREFIX, Site, Sites
-from lam.service.errors import FAILED, ServiceError
+from lam.service.errors import FAILED, json_of
 from lam.service.keys import GUARDED, OPEN_PATHS, RIGHTS, Keys, right_for
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import HEADER, RequestLog, Spans, Trace, traced
@@ -93,13 +94,20 @@ class Limits:
         await self._traced(scope, receive, send, refused=busy("too many connections are open"))
 
     async def _traced(self, scope: Scope, receive: Receive, send: Send, *, refused: Refusal | None = None) -> None:
+        scope = _in_origin_form(scope)
         headers = {name.lower(): value for name, value in scope["headers"]}
         with traced(headers, self._spans) as trace:
             added = {HEADER: trace.id, **_cors_headers(self._settings.cors_origins, headers)}
-            await self._http(scope, receive, _Sender(send, self._hold, added), trace, refused=refused)
+            await self._http(scope, headers, receive, _Sender(send, self._hold, added), trace, refused)
 
     async def _http(
-        self, scope: Scope, receive: Receive, send: "_Sender", trace: Trace, *, refused: Refusal | None
+        self,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: "_Sender",
+        trace: Trace,
+        refused: Refusal | None,
     ) -> None:
         body, started, site = None, time.perf_counter(), self._sites.first
         site.requests += 1
@@ -107,21 +115,20 @@ class Limits:
             if refused is not None:
                 raise refused
             if scope["http_version"] not in HTTP_VERSIONS:
-                raise ServiceError(505, "the service speaks HTTP/1.1, not HTTP/2", allowed=HTTP_VERSIONS)
-            scope = _in_origin_form(scope)
-            headers = {name.lower(): value for name, value in scope["headers"]}
+                raise Refusal(505, "the service speaks HTTP/1.1, not HTTP/2", allowed=HTTP_VERSIONS)
             if b"content-length" in headers and b"transfer-encoding" in headers:
-                raise ServiceError(400, "the body has Content-Length and Transfer-Encoding", allowed="one of them")
+                raise Refusal(400, "the body has Content-Length and Transfer-Encoding", allowed="one of them")
             self._require_host(headers)
             found, path = self._sites.find(scope["path"])
             if found is None:
                 name = scope["path"].removeprefix(PREFIX)
                 if scope["method"] in ("GET", "HEAD") and name in self._sites:
-                    await send.answer(307, {"Location": f"./{quote(name)}/"})  # relative, as a proxy may add a prefix
+                    redirect = RedirectResponse(f"./{quote(name)}/")  # relative, as a proxy may add a prefix
+                    await redirect(scope, receive, send)
                     return
                 self._require_right(scope["method"], GUARDED[0], headers)
                 addresses = [f"{PREFIX}{name}/" for name in self._sites]
-                raise ServiceError(404, "there is no run of this name", allowed=addresses)
+                raise Refusal(404, "there is no run of this name", allowed=addresses)
             if path != scope["path"]:
                 site.requests -= 1
                 site, scope = found, {**scope, "path": path, "raw_path": path.encode()}
@@ -136,14 +143,13 @@ class Limits:
             if pause := self._pause(scope, is_cheap=is_preflight):
                 await asyncio.sleep(pause)
             if is_preflight:
-                await send.answer(204, _PREFLIGHT)
+                await Response(None, 204, _PREFLIGHT)(scope, receive, send)
                 return
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
             body = await self._body(self._limit(site, scope, headers), headers, receive)
             await site.app(scope, _replay(body, receive), send)
-        except (ServiceError, Refusal) as error:
-            refusal = ServiceError.of(error)
+        except Refusal as refusal:
             if refusal.status in _PAUSED:
                 await asyncio.sleep(_PAUSE)
             await send.refuse(refusal)
@@ -151,7 +157,7 @@ class Limits:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
         except asyncio.CancelledError:  # the server shuts down and no longer waits
-            await send.refuse(ServiceError.of(busy("the service is shutting down", after=5)))
+            await send.refuse(busy("the service is shutting down", after=5))
         except _GoneError:
             return
         except Exception:
@@ -200,7 +206,7 @@ class Limits:
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._keys is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
-            raise ServiceError(421, "without a key only requests to this machine are answered", allowed=LOCAL_HOSTS)
+            raise Refusal(421, "without a key only requests to this machine are answered", allowed=LOCAL_HOSTS)
 
     def _require_right(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
         if self._keys is None or path in OPEN_PATHS or not path.startswith(GUARDED):
@@ -212,10 +218,10 @@ class Limits:
         right, needed = self._keys.right_of(key), right_for(method, path)
         if right is None:
             allowed, asked = "Authorization: Bearer KEY, or X-API-Key: KEY", {"WWW-Authenticate": "Bearer"}
-            raise ServiceError(401, "the API key is missing or wrong", allowed=allowed, headers=asked)
+            raise Refusal(401, "the API key is missing or wrong", allowed=allowed, headers=asked)
         if (least := RIGHTS.index(needed)) > RIGHTS.index(right):
             what = f"the key has the right {right!r}, and this request needs {needed!r}"
-            raise ServiceError(403, what, allowed=RIGHTS[least:])
+            raise Refusal(403, what, allowed=RIGHTS[least:])
 
     def _require_memory(self) -> None:
         if self._held > self._settings.max_held:
@@ -234,7 +240,7 @@ class Limits:
 
     async def _body(self, limit: int, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Read the whole body; its bytes count as memory in use until the request is answered."""
-        too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
+        too_large = Refusal(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:
             raise too_large
@@ -261,7 +267,7 @@ class Limits:
             return parts[0]
         except TimeoutError:
             seconds = self._settings.body_seconds
-            raise ServiceError(408, f"the body did not come within {seconds:g} s", allowed="all of it") from None
+            raise Refusal(408, f"the body did not come within {seconds:g} s", allowed="all of it") from None
         finally:
             if not kept:
                 self._hold(-size)
@@ -300,22 +306,16 @@ class _Sender:
         finally:
             self._hold(-len(body))
 
-    async def refuse(self, error: ServiceError) -> None:
+    async def refuse(self, error: Refusal) -> None:
         """Send an error without its end, so the client can read it before `end` closes the connection."""
         if self.begun:
             return
-        content = json.dumps(error.to_json()).encode()
+        content = json.dumps(json_of(error)).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **error.headers}
         headers |= {"Connection": "close"}
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": error.status, "headers": encoded})
         await self({"type": "http.response.body", "body": content, "more_body": True})
-
-    async def answer(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send an answer without a body."""
-        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self({"type": "http.response.start", "status": status, "headers": encoded})
-        await self.end()
 
     async def end(self) -> None:
         """End an answer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lam.gallery.gallery import Matching
-from lam.gallery.item import Images, Item, content_id, metadata_json, pack
+from lam.gallery.item import Item, content_id, metadata_json, pack
 from lam.retrieval.decisions.calibration import Calibration
 from lam.service.models import FilterFields
 from lam.vmf.embeddings import Embeddings
@@ -52,8 +52,7 @@ class Query:
             file, metadata = self.text.encode(), metadata_json({**json.loads(metadata), "text": self.text})
         content = content_id(vector if file is None else file)
         item_id = str(content) if item_id is None else item_id
-        images = Images(contents=pack([content]))
-        return Item(item_id, vector, self.kappa, label, metadata, self.thumbnail, images=images)
+        return Item(item_id, vector, self.kappa, label, metadata, self.thumbnail, contents=pack([content]))
 
 
 @dataclass(frozen=True, eq=False)

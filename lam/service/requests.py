@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypeAliasType, TypedDict
 
 from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
-from lam.service.errors import ServiceError
+from lam.gallery.refusal import Refusal
 
 MAX_KAPPA = 1e30
 _SHOWN = 80
@@ -149,7 +149,7 @@ def validate(content: Any, kind: type[Any]) -> Any:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:_SHOWN]
         allowed = schema_of(kind)["properties"]
-        raise ServiceError(422, f"{place or 'the body'}: {first['msg']}", allowed=allowed) from None
+        raise Refusal(422, f"{place or 'the body'}: {first['msg']}", allowed=allowed) from None
 
 
 @cache

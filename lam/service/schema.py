@@ -16,7 +16,6 @@ from lam.service import models, queries, requests
 from lam.service.bodies import JsonLimits, content_type
 from lam.service.embedder import CONTENT_TYPES
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from lam.service.models import JSON
 from lam.service.workers import Worker
 
@@ -110,9 +109,8 @@ def json_limits_of(engine: Engine) -> JsonLimits:
 
 def part_answer(result: object) -> Any:
     """The answer to one part of a batch; an error that is no refusal fails the batch."""
-    if isinstance(result, ServiceError | Refusal):
-        error = ServiceError.of(result)
-        return models.RefusedPart(status=error.status, error=error.error, allowed=error.allowed)
+    if isinstance(result, Refusal):
+        return models.RefusedPart(status=result.status, error=result.error, allowed=result.allowed)
     if isinstance(result, BaseException):
         raise result
     return result

@@ -24,11 +24,10 @@ from pathlib import Path
 from safetensors.numpy import load, save
 
 from lam.gallery.database import connect, explain_errors, refuse_unstored
-from lam.gallery.refusal import full
+from lam.gallery.refusal import Refusal, full
 from lam.retrieval.decisions.abstention import DECISIONS, Decision
 from lam.retrieval.decisions.calibration import Calibration, label_key
 from lam.retrieval.decisions.promise import Promise, Reading, State
-from lam.service.errors import ServiceError
 from lam.utils.files import CorruptFileError, check_format
 
 FILE = "promise.sqlite"
@@ -166,16 +165,16 @@ class Watch:
         `holds` tells whether the gallery holds a label.
 
         Raises:
-            ServiceError: for an answer that is unknown, too old or judged before, or feedback that does not fit it.
+            Refusal: for an answer that is unknown, too old or judged before, or feedback that does not fit it.
             Refusal: `full`, if the feedback could not be stored.
         """
         answer, matched, hit = self._read(feedback.answer)
         if (promise := self._promise) is None:
-            raise ServiceError(409, "the run is no longer calibrated", allowed="`lam calibrate RUN`, then a SIGHUP")
+            raise Refusal(409, "the run is no longer calibrated", allowed="`lam calibrate RUN`, then a SIGHUP")
         if feedback.label is None:
             if not matched:
                 what = "an answer that is no `match` is judged by a label"
-                raise ServiceError(422, what, allowed='"label", empty if nothing in the gallery is right')
+                raise Refusal(422, what, allowed='"label", empty if nothing in the gallery is right')
             stranger, right = None, feedback.correct
         else:
             stranger = not feedback.label or not holds(feedback.label)
@@ -191,7 +190,7 @@ class Watch:
                 counted = promise.judge(matched=matched, stranger=stranger, right=right)
                 self._write(promise)
         except sqlite3.IntegrityError:
-            raise ServiceError(409, "this answer was judged before", allowed="one feedback on each answer") from None
+            raise Refusal(409, "this answer was judged before", allowed="one feedback on each answer") from None
         except sqlite3.Error as error:
             promise.restore(before)
             raise full(str(error)) from error
@@ -205,12 +204,12 @@ class Watch:
             content = b""
         body = content[: _ANSWER.size]
         if len(content) != _ANSWER.size + _SEAL or not hmac.compare_digest(content[_ANSWER.size :], self._seal(body)):
-            raise ServiceError(404, "there is no answer of this id", allowed="the answer_id of POST /v1/search")
+            raise Refusal(404, "there is no answer of this id", allowed="the answer_id of POST /v1/search")
         number, key, at, code, label = _ANSWER.unpack(body)
         if key != self._key[:8]:
-            raise ServiceError(409, "the answer is of an earlier calibration", allowed="answers of this calibration")
+            raise Refusal(409, "the answer is of an earlier calibration", allowed="answers of this calibration")
         if (days := (time.time() - at) / 86_400) > DAYS:
-            raise ServiceError(409, f"the answer is {days:.0f} days old", allowed=f"at most {DAYS} days")
+            raise Refusal(409, f"the answer is {days:.0f} days old", allowed=f"at most {DAYS} days")
         return number, DECISIONS[code] == "match", label
 
     def _seal(self, body: bytes) -> bytes:

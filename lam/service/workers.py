@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from lam.gallery.refusal import Refusal, busy
-from lam.service.errors import ServiceError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -161,7 +160,7 @@ class Worker(Generic[Job, Result]):
         """The results of a batch. If the batch fails, each job is done alone, so one bad job fails no other jobs."""
         try:
             return self._work(jobs)
-        except (ServiceError, Refusal) as error:
+        except Refusal as error:
             return [error] * len(jobs)
         except (ValueError, RuntimeError) as error:
             if len(jobs) == 1:

@@ -43,7 +43,7 @@ def test_copies_with_other_metadata_are_counted() -> None:
 def test_texts_that_share_a_listed_id_are_not_dropped() -> None:
     texts = [SourceImage(f"t.csv:{row}", "x", content, "doc") for row, content in enumerate((5, 5, 6), 1)]
     assert len(enrol(texts[:2], embeddings(2))) == 1
-    assert enrol(texts, embeddings(3), fuse=True).items[0].images.count == 2
+    assert enrol(texts, embeddings(3), fuse=True).items[0].images == 2
     with pytest.raises(ValueError, match=r"t\.csv:3: id 'doc' is already at t\.csv:1; ids must differ.*--fuse"):
         enrol(texts, embeddings(3))
 
@@ -53,10 +53,10 @@ def test_the_gate_looks_at_images_before_they_are_fused() -> None:
     given = embeddings(4)
     made = enrol(entries, given, flag_below=2.5, fuse=True)
     assert made.uncertain == (("a", 1.0), ("b", 2.0))
-    assert (made.items[0].images.least_kappa, made.items[0].images.count) == (1.0, 4)
+    assert (made.items[0].least_image_kappa, made.items[0].images) == (1.0, 4)
     made = enrol(entries, given, flag_below=2.5, skip_uncertain=True, fuse=True)
-    assert json.loads(made.items[0].images.paths) == ["c", "d"]
-    assert made.items[0].images.least_kappa == 3.0
+    assert json.loads(made.items[0].paths) == ["c", "d"]
+    assert made.items[0].least_image_kappa == 3.0
 
 
 def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:

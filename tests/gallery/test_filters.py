@@ -227,7 +227,7 @@ def test_random_filters_pass_what_a_slow_twin_passes(tmp_path: Path) -> None:
 def test_what_is_no_filter_is_refused(text: str, message: str) -> None:
     with pytest.raises(Refusal, match=message) as refused:
         Filter.parse(text)
-    assert refused.value.kind == "invalid"
+    assert refused.value.status == 422
     assert refused.value.allowed["max_levels"] == MAX_LEVELS
 
 

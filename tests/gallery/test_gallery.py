@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lam.gallery.gallery import Gallery
-from lam.gallery.item import Images, Item, pack
+from lam.gallery.item import Item, pack
 from lam.gallery.operations import Change, Fuse, Operation
 from lam.gallery.refusal import Refusal
 from lam.gallery.replica import Replica
@@ -264,7 +264,7 @@ class Watched:
     def _update(self, number: int) -> None:
         """One item is put anew each time, one has images fused into it, and each third is deleted again."""
         updated, fused = items(2, seed=_CHANGED)
-        image = Item(fused.id, fused.vector, 9.0, images=Images(contents=pack([number])))
+        image = Item(fused.id, fused.vector, 9.0, contents=pack([number]))
         self._gallery.write([Item(updated.id, updated.vector, 9.0 + number), Fuse(image)])
 
     def write(self, seconds: float) -> None:

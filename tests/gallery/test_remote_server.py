@@ -50,7 +50,7 @@ def test_a_server_that_is_killed_or_stopped_over_tcp(
             with pytest.raises(Refusal, match="the index cannot be searched now"):
                 gallery.search(embeddings(1), 1)
             gallery.write(items(2, seed))
-            assert gallery.write([f"{seed}-1"])[0].kind == "busy"
+            assert gallery.write([f"{seed}-1"])[0].status == 503
             assert time.monotonic() - started < 3.0
             mend()
             until = time.monotonic() + 60

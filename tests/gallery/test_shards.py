@@ -108,7 +108,7 @@ def test_a_file_of_the_whole_folder_is_indexed_too(run_copy: Path, digit_folder:
     output = tmp_path / "all.npz"
     assert main(["embed", str(run_copy), str(digit_folder), "-o", str(output), "--quiet"]) == 0
     made = gallery.index_images(run_copy, [output], fuse=True, progress=False)
-    assert [(item.label, item.images.count) for item in made.items] == [("0", 8), ("1", 8), ("2", 8)]
+    assert [(item.label, item.images) for item in made.items] == [("0", 8), ("1", 8), ("2", 8)]
 
 
 def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_path: Path) -> None:

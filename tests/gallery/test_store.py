@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from lam.gallery.database import explain_errors
-from lam.gallery.item import Images, Item, ItemInfo, check_id, metadata_json, normalize_label
+from lam.gallery.item import Item, ItemInfo, check_id, metadata_json, normalize_label
 from lam.gallery.operations import Patch
 from lam.gallery.refusal import Refusal
 from lam.gallery.replica import Snapshot
@@ -59,7 +59,7 @@ def test_nothing_is_acknowledged_once_the_file_is_gone(store: ItemStore, tmp_pat
         path.unlink()
     with pytest.raises(Refusal, match="was deleted or replaced") as refused:
         store.write([item("c", 3)])
-    assert refused.value.kind == "full"
+    assert refused.value.status == 507
     assert store.get("a") is not None
 
 
@@ -106,7 +106,7 @@ def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(store: ItemStore) -
     store._writer.execute(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(Refusal, match="could not be stored") as refused:
         store.write([item("b"), item("c", thumbnail=b"x" * 100_000)])
-    assert refused.value.kind == "full"
+    assert refused.value.status == 507
     assert store.get("a") == item("a")
     assert store.get("b") is None
     store._writer.execute("PRAGMA max_page_count=100000")
@@ -294,20 +294,20 @@ def test_a_file_that_cannot_be_read_is_called_that(tmp_path: Path, monkeypatch: 
 
 
 def test_all_that_is_known_of_images_counts(store: ItemStore) -> None:
-    known = Images(2, 0.5, 3.0, b"contents" * 2, '["a.jpg", "b.jpg"]', b"sums")
-    others = [Images(), replace(known, count=3), replace(known, resultant=0.25), replace(known, least_kappa=None)]
-    others += [replace(known, paths="[]")]
-    others += [replace(known, contents=b"contents"), replace(known, sums=None), replace(known, sums=b"")]
-    hashes = {item("a", images=images).sha256 for images in (known, *others)}
-    assert len(hashes) == 1 + len(others)
-    for images in (known, *others):
-        (change,) = store.write([item("a", images=images)])
-        assert store.get("a") == item("a", images=images)
-        least = 7.5 if images.least_kappa is None else 3.0
-        facts = ("a", "one", "{}", images.count, images.resultant, least, 7.5, item("a", images=images).sha256)
+    known = {"images": 2, "resultant": 0.5, "least_image_kappa": 3.0, "contents": b"contents" * 2, "sums": b"sums"}
+    fused = item("a", paths='["a.jpg", "b.jpg"]', **known)
+    others = {"images": 3, "resultant": 0.25, "least_image_kappa": None, "paths": "[]", "contents": b"contents"}
+    items = [fused, item("a"), *(replace(fused, **{name: value}) for name, value in others.items())]
+    items += [replace(fused, sums=None), replace(fused, sums=b"")]
+    assert len({one.sha256 for one in items}) == len(items)
+    for one in items:
+        (change,) = store.write([one])
+        assert store.get("a") == one
+        least = 7.5 if one.least_image_kappa is None else 3.0
+        facts = ("a", "one", "{}", one.images, one.resultant, least, 7.5, one.sha256)
         infos = {change.key: ItemInfo(*facts, has_thumbnail=True)}
         assert store.infos_of([change.key, 99]) == infos
-        assert item("a", images=images).least_kappa == least
+        assert one.least_kappa == least
     assert store.check() == []
     altered = {"images": 9, "resultant": 0.1, "least_kappa": 1.0, "contents": b"\0", "paths": "[]", "sums": b"\0"}
     for column, value in altered.items():
@@ -357,8 +357,9 @@ def damaged(path: Path, whole: bytes, content: dict[str, Item]) -> bool:
 def no_flip_and_no_cut_passes(folder: Path, flips: int, cuts: int) -> None:
     path, draw = folder / FILE, random.Random(0)
     content = {str(number): item(str(number), number) for number in range(30)}
-    fused = Images(2, 0.9, 3.5, b"contents" * 2, sums=np.arange(2.0 + DIMENSION).tobytes())
-    content |= {str(number): item(str(number), number, images=fused) for number in range(30, 40)}
+    fused = {"images": 2, "resultant": 0.9, "least_image_kappa": 3.5, "contents": b"contents" * 2}
+    fused["sums"] = np.arange(2.0 + DIMENSION).tobytes()
+    content |= {str(number): item(str(number), number, **fused) for number in range(30, 40)}
     with closing(ItemStore(path)) as store:
         store.write(content.values())
     whole = path.read_bytes()

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from lam.gallery.refusal import Refusal
 from lam.inputs.decoding import thumbnail
 from lam.inputs.preprocessing import Preprocessing
 from lam.service.embedder import read_image
-from lam.service.errors import ServiceError
 from lam.service.settings import ServiceSettings
 
 PREPROCESSING = Preprocessing.imagenet()
@@ -22,7 +22,7 @@ def status(body: bytes) -> int:
         image = read_image(body, ServiceSettings(), least=PREPROCESSING.reduced_to)
         PREPROCESSING(image)
         thumbnail(image)
-    except ServiceError as error:
+    except Refusal as error:
         return error.status
     return 200
 

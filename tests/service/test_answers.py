@@ -95,9 +95,9 @@ def image(shared_engine: Engine) -> Query:
 
 
 def answer_of(responder: Responder, query: Query, hits: Hits, described: Any, **options: Any) -> dict[str, Any]:
-    answer = responder.answer(
-        Search(query, hits.ids.shape[1] or 10, **options), query, hits, described, size=60 * bool(described)
-    )
+    search, size = Search(query, hits.ids.shape[1] or 10, **options), 60 * bool(described)
+    verdict = next(iter(responder.verdicts(None, [query], hits, described)), None)
+    answer = responder.answer(search, query, hits, described, size=size, verdict=verdict, vectors={})
     return json.loads(answer.to_json())
 
 

@@ -18,7 +18,6 @@ from lam.gallery.store import FILE
 from lam.runs.folder import GALLERY
 from lam.service.app import PAGE
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from tests.service.asking import JSON, PNG, base64_of, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
@@ -402,11 +401,6 @@ def test_the_schema_names_every_route_and_refusal(client: TestClient) -> None:
     beside = {"id", "label", "metadata"}
     assert names("ImageTextOrEmbedding") == [{"image"}, {"text"}, {"embedding", "kappa"}]
     assert names("ImageTextOrEmbeddingItem") == [one | beside for one in names("ImageTextOrEmbedding")]
-
-
-def test_errors_of_the_engine_are_typed() -> None:
-    error = ServiceError(418, "short and stout", allowed=["tea"])
-    assert error.to_json() == {"error": "short and stout", "allowed": ["tea"], "request_id": None}
 
 
 @pytest.mark.parametrize("file", ["index.html", "words.js"])

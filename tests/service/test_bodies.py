@@ -9,9 +9,9 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from lam.gallery.refusal import Refusal
 from lam.service.bodies import JsonLimits, pair_of, queries_of
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from lam.service.queries import Query
 from lam.service.settings import ServiceSettings
 from tests.service.asking import JSON, base64_of, client_of, embedding, refused
@@ -74,14 +74,14 @@ LONG = {
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_costs_more_than_it_weighs_is_refused(name: str) -> None:
-    with pytest.raises(ServiceError, match="too many values") as refusal:
+    with pytest.raises(Refusal, match="too many values") as refusal:
         pair_of(COSTLY[name].encode(), LIMITS)
     assert refusal.value.status == 413
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_what_is_long_beside_its_images_is_refused(name: str) -> None:
-    with pytest.raises(ServiceError, match="larger than 2000 bytes beside its images") as refusal:
+    with pytest.raises(Refusal, match="larger than 2000 bytes beside its images") as refusal:
         pair_of(LONG[name].encode(), LIMITS)
     assert (refusal.value.status, refusal.value.allowed) == (413, {"max_bytes": 2 * MOST})
 
@@ -89,7 +89,7 @@ def test_what_is_long_beside_its_images_is_refused(name: str) -> None:
 def test_lists_that_another_encoding_hides_are_refused() -> None:
     """Where U+2200 has the byte of a quote."""
     hidden = ('{"first": "\u2200", "second": ' + LISTS + ', "third": "\u2200"}').encode("utf-16-be")
-    with pytest.raises(ServiceError, match="no valid JSON|too many values"):
+    with pytest.raises(Refusal, match="no valid JSON|too many values"):
         pair_of(hidden, LIMITS)
 
 
@@ -113,7 +113,7 @@ def test_an_image_is_base64_or_a_data_url(head: str) -> None:
     "image", ["data:image/png,AAAA", "data:text/plain;base64,AAAA", "data:", "?", "AAA", "QUFB\nQUFB"]
 )
 def test_other_texts_are_no_image(image: str) -> None:
-    with pytest.raises(ServiceError, match="of first") as refusal:
+    with pytest.raises(Refusal, match="of first") as refusal:
         pair_of(pair({"image": image}, IMAGE), LIMITS)
     assert refusal.value.status == 422
 
@@ -126,7 +126,7 @@ def test_a_name_twice_is_refused_beside_colons_in_texts() -> None:
         once.replace('{"text"', '{"text": "", "text"', 1),
         once.replace('"a:b:c"', '"a", "text": "\\u003a"'),
     ):
-        with pytest.raises(ServiceError, match="more than once"):
+        with pytest.raises(Refusal, match="more than once"):
             pair_of(twice.encode(), LIMITS)
 
 
@@ -134,10 +134,10 @@ def test_a_batch_has_a_number_and_a_size() -> None:
     found = queries_of(
         json.dumps({"queries": [IMAGE, embedding(D), {"text": "a"}, {"text": "a" * 1001}]}).encode(), LIMITS
     )
-    assert [type(one).__name__ for one in found] == ["bytes", "Query", "str", "ServiceError"]
+    assert [type(one).__name__ for one in found] == ["bytes", "Query", "str", "Refusal"]
     for bad in ({"queries": [IMAGE] * 5}, {"queries": []}, {"queries": {}}, {}, [], {"queries": [IMAGE], "more": 1}):
-        with pytest.raises(ServiceError, match="a list of queries and nothing else") as refusal:
+        with pytest.raises(Refusal, match="a list of queries and nothing else") as refusal:
             queries_of(json.dumps(bad).encode(), LIMITS)
         assert (refusal.value.status, refusal.value.allowed) == (422, {"queries": "1 to 4"})
-    with pytest.raises(ServiceError, match="larger than 3000 bytes beside its images"):
+    with pytest.raises(Refusal, match="larger than 3000 bytes beside its images"):
         queries_of(json.dumps({"queries": [{"text": "a" * 3000}, IMAGE]}).encode(), LIMITS)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from lam.gallery.refusal import Refusal
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.finished import Run
 from lam.runs.folder import WATCH
 from lam.service import watch
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from lam.service.watch import FILE, Feedback, Watch
 from lam.utils.files import CorruptFileError
 from tests.conftest import unrendered_pictures
@@ -275,9 +275,9 @@ def test_a_watch_in_memory_writes_nothing(engine: Engine) -> None:
         answer, _, _ = first.count("match", 50.0, 0.9, "oak")
         given = Feedback(answer, label="")
         assert first.judge(given, lambda label: False) == (["far", "wrong"], "holds")
-        with pytest.raises(ServiceError, match="judged before"):
+        with pytest.raises(Refusal, match="judged before"):
             first.judge(given, lambda label: False)
-        with pytest.raises(ServiceError, match="no answer of this id"):  # of another watch
+        with pytest.raises(Refusal, match="no answer of this id"):  # of another watch
             second.judge(given, lambda label: False)
     assert not Path(":memory:").exists()
 

@@ -187,7 +187,7 @@ def test_one_label_of_most_items_hides_no_other(tmp_path: Path) -> None:
         one = torch.from_numpy(scores[order])[None]
         return Hits(torch.from_numpy(chosen[order])[None], one, torch.ones_like(one, dtype=torch.float64))
 
-    groups = nearest_by_label(search, Matching(keys, labels, (), 0), n_groups=3, size=2)
+    groups = nearest_by_label(search, Matching(keys, labels, ()), n_groups=3, size=2)
     assert [[place.key for place in group] for group in groups] == [[0, 1], [4997], [4998, 4999]]
     assert [place.rank for place in groups[0]] == [0, 1]
     assert groups[1][0].rank is None

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from PIL import Image, PngImagePlugin
 
+from lam.gallery.refusal import Refusal
 from lam.inputs.decoding import media_type, thumbnail
 from lam.inputs.preprocessing import Preprocessing
 from lam.service.embedder import read_image
-from lam.service.errors import ServiceError
 from lam.service.settings import ServiceSettings
 from tests.inputs.test_parts import with_scans
 from tests.service.conftest import encoded
@@ -31,8 +31,8 @@ LIMITS = ServiceSettings()
 COLOURS = ("red", "blue")
 
 
-def refusal(body: bytes) -> ServiceError:
-    with pytest.raises(ServiceError) as refused:
+def refusal(body: bytes) -> Refusal:
+    with pytest.raises(Refusal) as refused:
         read_image(body, LIMITS)
     return refused.value
 
@@ -76,7 +76,7 @@ def test_truncated_and_damaged_images_are_refused_or_decoded_whole(kind: str) ->
     for _ in range(60):
         changed = bytearray(whole)
         changed[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
-        with contextlib.suppress(ServiceError):  # nothing else may be raised
+        with contextlib.suppress(Refusal):  # nothing else may be raised
             assert read_image(bytes(changed), LIMITS).width > 0
 
 
@@ -87,7 +87,7 @@ def claiming(width: int, height: int) -> bytes:
     return body[:12] + header + struct.pack(">I", zlib.crc32(header)) + body[33:]
 
 
-def cheap_refusal(body: bytes, *, seconds: float, mebibytes: int) -> ServiceError:
+def cheap_refusal(body: bytes, *, seconds: float, mebibytes: int) -> Refusal:
     """A refusal that takes less time and memory than these limits."""
     tracemalloc.start()
     started = time.thread_time()

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
+from lam.gallery.refusal import Refusal
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.finished import Run
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from lam.service.queries import Query
 from tests.helpers import stored
 from tests.service.asking import PNG, embedding, opened, refused
@@ -86,7 +86,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
     for bad in (good * torch.inf, good * 0, torch.cat([good, good], 1) * torch.inf):
         futures = [engine.network.submit(tensor) for tensor in (good, bad, good)]
         assert futures[0].result(5).kappa == pytest.approx(futures[2].result(5).kappa, rel=1e-5)
-        with pytest.raises(ServiceError, match="no finite embedding") as refusal:
+        with pytest.raises(Refusal, match="no finite embedding") as refusal:
             futures[1].result(5)
         assert refusal.value.status == 422
     engine.close()

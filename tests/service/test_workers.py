@@ -68,8 +68,8 @@ def test_a_full_queue_refuses_at_once(make: Make) -> None:
     futures = [first, worker.submit(1), worker.submit(2)]
     with pytest.raises(Refusal, match="2 requests wait") as refused:
         worker.submit(3)
-    assert refused.value.kind == "busy"
-    assert refused.value.after == 1
+    assert refused.value.status == 503
+    assert refused.value.headers == {"Retry-After": "1"}
     release.set()
     assert [future.result(5) for future in futures] == [0, 1, 2]
 
@@ -95,7 +95,7 @@ def test_the_work_before_a_request_is_bounded_at_all_workers_together(make: Make
     require_room([first, second], 0.45)  # which then wait for the second worker too
     with pytest.raises(Refusal, match="2 requests with 0.4 s of work") as refused:
         require_room([first, second], 0.35)
-    assert refused.value.kind == "busy"
+    assert refused.value.status == 503
     held.set()
     assert [future.result(5) for future in waiting] == [0, 1]
 

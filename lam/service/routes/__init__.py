@@ -1,3 +1,3 @@
-"""The routes: searches, items, and the state of the service. A refused request raises a `ServiceError`."""
+"""The routes: searches, items, and the state of the service. A refused request raises a `Refusal`."""
 
 __all__: list[str] = []

@@ -20,7 +20,7 @@ from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
 from lam.service.embedder import CONTENT_TYPES, embedding_of
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError, attempt
+from lam.service.errors import attempt
 from lam.service.models import JSON
 from lam.service.schema import Where, WithVector, json_response, part_answer, part_of, picture, read_json, responses_of
 
@@ -109,7 +109,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         where, matching = await engine.do(engine.lister, partial(_matching, engine, filter))
         if where.passes_all:
             what = "the filter has no condition: it would delete every item"
-            raise ServiceError(422, what, allowed="a filter with a condition")
+            raise Refusal(422, what, allowed="a filter with a condition")
         change = await engine.write(DeleteWhere(where))
         deleted, unknown, size = len(change.removed), list(matching.unknown), len(engine.gallery)
         return json_response(models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=size))
@@ -132,7 +132,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         """Look up the small picture of an item."""
         item = await stored(id)
         if item.thumbnail is None:
-            raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
+            raise Refusal(404, "the item has no thumbnail", allowed="items that were added as images")
         return picture(request, item.thumbnail)
 
     @app.get("/v1/items/{id:item}", responses=responses_of(models.ItemResponse))
@@ -173,7 +173,7 @@ def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
     label = None if parsed.label is None else normalize_label(parsed.label)
     item_id = None if parsed.id is None else check_id(parsed.id)
     if fuse and item_id is None:
-        raise ServiceError(422, "fuse needs the id of an item", allowed="id=ID&fuse=true")
+        raise Refusal(422, "fuse needs the id of an item", allowed="id=ID&fuse=true")
     return replace(parsed, id=item_id, label=label)
 
 
@@ -206,7 +206,7 @@ async def _enrol(
 
 
 async def _enrol_batch(
-    engine: Engine, parsed: Sequence[ParsedItem | ServiceError], *, on_error: OnError, uncertain: Uncertain, fuse: bool
+    engine: Engine, parsed: Sequence[ParsedItem | Refusal], *, on_error: OnError, uncertain: Uncertain, fuse: bool
 ) -> Response:
     """Add or fuse the items of a batch; `on_error` says whether a bad item prevents the others."""
     entries = [attempt(partial(_checked, part, fuse=fuse)) if isinstance(part, ParsedItem) else part for part in parsed]
@@ -241,12 +241,12 @@ def _refuse_bad(parts: Sequence[object]) -> None:
     if not bad:
         return
     place, first = next(iter(bad.items()))
-    if not isinstance(first, ServiceError | Refusal):
+    if not isinstance(first, Refusal):
         raise first
-    first, places = ServiceError.of(first), ", ".join(map(str, bad))
+    places = ", ".join(map(str, bad))
     what = f"nothing was stored: items {places} of {len(parts)}, counted from 0, are bad. Item {place}: {first.error}"
     allowed = {f"item {place}": first.allowed, "or": "on_error=good"}
-    raise ServiceError(first.status, what, allowed=allowed, headers=first.headers)
+    raise Refusal(first.status, what, allowed=allowed, headers=first.headers)
 
 
 def _enrolled(engine: Engine, query: queries.Query, change: Change) -> models.EnrolResponse:
@@ -291,20 +291,20 @@ def _refuse_uncertain(responder: Responder, query: queries.Query) -> None:
     what, kappa = "image" if query.text is None else "text", query.kappa
     if responder.calibration is None:
         error = f"the run is not calibrated: nothing says which {what}s are uncertain"
-        raise ServiceError(409, error, allowed="uncertain=keep")
+        raise Refusal(409, error, allowed="uncertain=keep")
     if responder.is_uncertain(kappa):
         least = responder.calibration.kappa_below
         error = f"the {what} is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored"
-        raise ServiceError(422, error, allowed={"kappa_at_least": least, "or": "uncertain=keep"})
+        raise Refusal(422, error, allowed={"kappa_at_least": least, "or": "uncertain=keep"})
 
 
 def _same(name: str, in_address: str | None, in_body: str | None) -> str | None:
     """A field from the address, the body, or both if they agree."""
     if None not in (in_address, in_body) and in_address != in_body:
         what = f"the {name} in the address differs from the one in the body"
-        raise ServiceError(422, what, allowed="one of them, or equal ones")
+        raise Refusal(422, what, allowed="one of them, or equal ones")
     return in_address if in_body is None else in_body
 
 
-def _no_item() -> ServiceError:
-    return ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
+def _no_item() -> Refusal:
+    return Refusal(404, "there is no item of this id", allowed="the ids of GET /v1/items")

@@ -9,11 +9,11 @@ import torch
 from fastapi import FastAPI, Query, Request, Response
 
 from lam.gallery.embed import takes_texts
+from lam.gallery.refusal import Refusal
 from lam.service import models, queries, schema
 from lam.service.bodies import content_type, embedding_query_of, pair_of, queries_of, query_of
 from lam.service.embedder import CONTENT_TYPES
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
 from lam.service.models import JSON
 from lam.service.schema import responses_of
@@ -80,7 +80,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         contents = await schema.read_json(engine, request, queries_of, engine.searcher)
         if len(contents) * k > (most := engine.settings.batch * engine.settings.max_k):
             what = f"{len(contents)} queries of {k} hits are more than {most} hits"
-            raise ServiceError(422, what, allowed={"k": most // len(contents)})
+            raise Refusal(422, what, allowed={"k": most // len(contents)})
         read = await engine.embed_all(contents)
         options = {"part": part, "score_threshold": score_threshold, "with_vector": with_vector}
         search = partial(queries.Search, k=k, min_probability=min_probability, **options)
@@ -96,7 +96,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def part_searched(filter: str | None, min_probability: float) -> queries.Part | None:
         if filter is not None and min_probability > 0:
             what = "a filtered search has no probability: it was learnt for the whole gallery"
-            raise ServiceError(422, what, allowed="filter without min_probability")
+            raise Refusal(422, what, allowed="filter without min_probability")
         return await schema.part_of(engine, filter)
 
     async def embedded(body: bytes, kind: str) -> queries.Query:
@@ -134,9 +134,9 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 def _group_size(engine: Engine, k: int, group_by: str | None, group_size: int | None) -> int:
     if group_by is None and group_size is not None:
-        raise ServiceError(422, "group_size needs group_by", allowed="group_by=label")
+        raise Refusal(422, "group_size needs group_by", allowed="group_by=label")
     size, most = group_size or _GROUP_SIZE, engine.settings.max_k
     if group_by is not None and k * size > most:
         what = f"{k} groups of {size} items are more than {most} items"
-        raise ServiceError(422, what, allowed={"k * group_size": most})
+        raise Refusal(422, what, allowed={"k * group_size": most})
     return size

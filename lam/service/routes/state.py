@@ -11,11 +11,10 @@ from fastapi import Path as PathParameter
 from pydantic import Field
 
 from lam import __version__
-from lam.gallery.refusal import busy
+from lam.gallery.refusal import Refusal, busy
 from lam.service import models, schema
 from lam.service.bodies import feedback_of
 from lam.service.engine import Engine
-from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
 from lam.service.schema import json_limits_of, json_response, picture, read_json, responses_of
 from lam.service.watch import Watch
@@ -202,7 +201,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
         """The promised rates of thresholds, and the κ of the calibration."""
         if engine.responder.summary is None:
             allowed = "`lam calibrate RUN`, then a SIGHUP or a restart"
-            raise ServiceError(404, "the run is not calibrated", allowed=allowed)
+            raise Refusal(404, "the run is not calibrated", allowed=allowed)
         return engine.responder.summary
 
     @app.get("/v1/samples")
@@ -226,7 +225,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
         """Look up the file of a sample image, to send it as a query."""
         image = engine.samples[number].image if number < len(engine.samples) else None
         if image is None:
-            raise ServiceError(404, "there is no image of this number", allowed="the images of GET /v1/samples")
+            raise Refusal(404, "there is no image of this number", allowed="the images of GET /v1/samples")
         return picture(request, image)
 
     @app.get("/metrics", response_class=Response, responses=schema.METRICS)
@@ -257,7 +256,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
             now = await reload()
         except (OSError, ValueError) as error:
             what = f"the run stays as it was: {error}"
-            raise ServiceError(409, what, allowed="a run that `lam serve` opens") from None
+            raise Refusal(409, what, allowed="a run that `lam serve` opens") from None
         size = len(now.gallery)
         run, calibration = now.run.folder.name, now.responder.state(size)
         exchanged = now is not engine

@@ -204,7 +204,11 @@ def embed_items(
         batches.append(prediction.embeddings)
         if calibration is not None:
             flagged.append(calibration.flagged(prediction.embeddings, prediction.features))
-    names = items.texts if isinstance(items, Texts) else _relative_paths([str(path) for path in items.paths])
+    if isinstance(items, Texts):
+        names = items.texts
+    else:
+        root = os.path.commonpath(items.paths)
+        names = [os.path.relpath(path, root) for path in items.paths]
     skipped = [row for row, source in enumerate(sources) if Path(source.path) in damaged.reasons]
     read = [source for source in sources if Path(source.path) not in damaged.reasons]
     flags = torch.cat(flagged) if flagged else None
@@ -276,12 +280,6 @@ def _sources(items: FolderImages | Texts) -> list[SourceImage]:
         item_id = str(facts.pop("id")) if "id" in facts else None
         sources.append(SourceImage(preview.path, label, content_id(text.encode()), item_id, {**facts, "text": text}))
     return sources
-
-
-def _relative_paths(paths: Sequence[str]) -> list[str]:
-    """Paths relative to their common folder."""
-    root = os.path.commonpath(paths)
-    return [os.path.relpath(path, root) for path in paths]
 
 
 def embed_images(

@@ -71,8 +71,7 @@ class Filter:
     @classmethod
     def parse(cls, text: str) -> "Filter":
         """Parse a filter in JSON; an invalid or too large filter is refused as `invalid`."""
-        if len(text) > MAX_FILTER:
-            _refuse(f"has {len(text)} characters")
+        _require(len(text) <= MAX_FILTER, f"has {len(text)} characters")
         try:
             content = json.loads(text, object_pairs_hook=_once_each, parse_constant=_refuse_constant)
             canonical = json.dumps(content, sort_keys=True)
@@ -96,18 +95,15 @@ class _Compiler:
         self._conditions = self._values = 0
 
     def filter(self, content: Any, level: int) -> Sql:
-        if level > MAX_LEVELS:
-            _refuse(f"is nested more than {MAX_LEVELS} deep")
-        if not isinstance(content, dict):
-            _refuse("must be an object with must, should or must_not")
-        if unknown := content.keys() - set(_CLAUSES):
-            _refuse(f"has no clause {min(unknown)[:80]!r}")
+        _require(level <= MAX_LEVELS, f"is nested more than {MAX_LEVELS} deep")
+        _require(isinstance(content, dict), "must be an object with must, should or must_not")
+        unknown = [clause for clause in content if clause not in _CLAUSES]
+        _require(not unknown, f"has no clause {''.join(unknown[:1])[:80]!r}")
         parts: list[Sql] = []
         for clause in _CLAUSES:
             conditions = content.get(clause, [])
             conditions = [conditions] if isinstance(conditions, dict) else conditions
-            if not isinstance(conditions, list):
-                _refuse(f"needs a list of conditions in {clause}")
+            _require(isinstance(conditions, list), f"needs a list of conditions in {clause}")
             compiled = [self._condition(condition, level) for condition in conditions]
             if clause == "should":
                 parts += [_joined(" OR ", compiled)] if compiled else []
@@ -117,18 +113,14 @@ class _Compiler:
 
     def _condition(self, content: Any, level: int) -> Sql:
         self._conditions += 1
-        if self._conditions > MAX_CONDITIONS:
-            _refuse(f"has more than {MAX_CONDITIONS} conditions")
-        if not isinstance(content, dict) or not content:
-            _refuse("has a condition that is empty, or is not an object")
+        _require(self._conditions <= MAX_CONDITIONS, f"has more than {MAX_CONDITIONS} conditions")
+        _require(isinstance(content, dict) and len(content) > 0, "has a condition that is empty, or is not an object")
         if content.keys() & set(_CLAUSES):
             return self.filter(content, level + 1)
         kinds = content.keys() & set(_CONDITIONS)
-        if len(kinds) != 1:
-            _refuse(f"needs conditions with one of {', '.join(_CONDITIONS)}")
+        _require(len(kinds) == 1, f"needs conditions with one of {', '.join(_CONDITIONS)}")
         (kind,) = kinds
-        if kind != "key" and len(content) > 1:
-            _refuse(f"has other names beside {kind} in one condition")
+        _require(kind == "key" or len(content) == 1, f"has other names beside {kind} in one condition")
         value = content[kind]
         match kind:
             case "has_id":
@@ -136,8 +128,7 @@ class _Compiler:
             case "has_label":
                 return _in("label", [normalize_label(label) for label in self._texts(kind, value)])
             case "is_null" | "is_empty":
-                if not isinstance(value, dict) or value.keys() != {"key"}:
-                    _refuse(f'needs {kind} as {{"key": FIELD}}')
+                _require(isinstance(value, dict) and value.keys() == {"key"}, f'needs {kind} as {{"key": FIELD}}')
                 tables, named = self._field(value["key"])
                 if kind == "is_null":
                     return Sql(f"EXISTS ({tables} AND v.type = 'null')", named)
@@ -149,8 +140,7 @@ class _Compiler:
     def _of_field(self, content: dict[str, Any]) -> Sql:
         tables, named = self._field(content["key"])
         rest = content.keys() - {"key"}
-        if len(rest) != 1 or not rest <= {"match", "range"}:
-            _refuse(f"needs one of match and range for the field {content['key'][:80]!r}")
+        _require(len(rest) == 1 and rest <= {"match", "range"}, "needs one of match and range beside key")
         test = self._match if "match" in content else self._range
         whole, element = (test(content[next(iter(rest))], name) for name in ("v", "e"))
         elements = "json_each(CASE WHEN v.type = 'array' THEN v.value ELSE '[]' END) AS e"
@@ -160,8 +150,8 @@ class _Compiler:
     def _field(self, key: Any) -> tuple[str, tuple[str, ...]]:
         """The beginning of an SQL query that selects the value of a field as `v`, and the query's parameters."""
         names = key.split(".") if isinstance(key, str) else []
-        if not names or not all(names) or len(names) > _MAX_NESTED:
-            _refuse(f"needs the name of a field as key, with at most {_MAX_NESTED} parts between dots")
+        is_name = all(names) and 1 <= len(names) <= _MAX_NESTED
+        _require(is_name, f"needs the name of a field as key, with at most {_MAX_NESTED} parts between dots")
         _text(key)
         outer = [f"p{level}" for level in range(len(names) - 1)]
         within = [f"CASE WHEN {one}.type = 'object' THEN {one}.value ELSE '{{}}' END" for one in outer]
@@ -172,21 +162,19 @@ class _Compiler:
         return text, tuple(names)
 
     def _match(self, content: Any, name: str) -> Sql:
-        if not isinstance(content, dict) or len(content) != 1 or not content.keys() <= {"value", "any", "except"}:
-            _refuse("needs one of value, any and except in match")
+        is_one = isinstance(content, dict) and len(content) == 1 and content.keys() <= {"value", "any", "except"}
+        _require(is_one, "needs one of value, any and except in match")
         ((kind, values),) = content.items()
         if kind == "value":
             values = [values]
-        if not isinstance(values, list) or not values:
-            _refuse(f"needs a list with a value in match: {kind}")
+        _require(isinstance(values, list) and len(values) > 0, f"needs a list with a value in match: {kind}")
         self._count(values)
         texts = [_text(value) for value in values if isinstance(value, str)]
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-        if not all(_is_exact(number) for number in numbers):
-            _refuse("holds an integer that is too large to match exactly: keep integers beyond 64 bits as texts")
+        numbers = [value for value in values if _is_number(value)]
+        _require(all(map(_is_exact, numbers)), "holds too large a number: keep integers beyond 64 bits as texts")
         booleans = [str(value).lower() for value in values if isinstance(value, bool)]
-        if len(texts) + len(numbers) + len(booleans) < len(values):
-            _refuse("matches only texts, numbers and booleans: use is_null or is_empty for other values")
+        are_known = len(texts) + len(numbers) + len(booleans) == len(values)
+        _require(are_known, "matches only texts, numbers and booleans: use is_null or is_empty for other values")
         parts: list[Sql] = []
         if texts:
             parts.append(_joined(" AND ", [Sql(f"{name}.type = 'text'"), _in(f"{name}.atom", texts)]))
@@ -200,29 +188,33 @@ class _Compiler:
         return Sql(f"({name}.type NOT IN ('null', 'array', 'object') AND NOT {found.text})", found.parameters)
 
     def _range(self, content: Any, name: str) -> Sql:
-        if not isinstance(content, dict) or not content or not content.keys() <= _BOUNDS.keys():
-            _refuse(f"needs some of {', '.join(_BOUNDS)} in range")
-        if not all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in content.values()):
-            _refuse("needs numbers in range")
+        are_bounds = isinstance(content, dict) and set() < content.keys() <= _BOUNDS.keys()
+        _require(are_bounds, f"needs some of {', '.join(_BOUNDS)} in range")
+        _require(all(map(_is_number, content.values())), "needs numbers in range")
         self._count(list(content))
         tests = " AND ".join(f"{name}.atom {_BOUNDS[bound]} ?" for bound in content)
         text = f"({name}.type IN ('integer', 'real') AND {tests})"
         return Sql(text, tuple(map(_number, content.values())))
 
     def _texts(self, kind: str, values: Any) -> list[str]:
-        if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
-            _refuse(f"needs a list of texts in {kind}")
+        are_texts = isinstance(values, list) and values and all(isinstance(value, str) for value in values)
+        _require(are_texts, f"needs a list of texts in {kind}")
         self._count(2 * values)
         return [_text(value) for value in values]
 
     def _count(self, values: list[Any]) -> None:
         self._values += len(values)
-        if self._values > 2 * MAX_VALUES:  # values of a field are compiled twice, for lists
-            _refuse(f"has more than {MAX_VALUES} values")
+        # values of a field are compiled twice, for lists
+        _require(self._values <= 2 * MAX_VALUES, f"has more than {MAX_VALUES} values")
 
 
 def _refuse(what: str) -> NoReturn:
     raise Refusal(422, f"the filter {what}", allowed=ALLOWED)
+
+
+def _require(holds: object, problem: str) -> None:
+    if not holds:
+        _refuse(problem)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -231,8 +223,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
-    if len(content) < len(pairs):
-        _refuse("has a name twice in one object")
+    _require(len(content) == len(pairs), "has a name twice in one object")
     return content
 
 
@@ -242,9 +233,12 @@ def _text(value: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         _refuse("holds a text that is no valid Unicode")
-    if "\0" in value:
-        _refuse("holds a zero character")
+    _require("\0" not in value, "holds a zero character")
     return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_exact(value: int | float) -> bool:

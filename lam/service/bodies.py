@@ -130,8 +130,7 @@ def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any
     """The new label (None keeps the old one) and the new metadata in a JSON body, which must have label or metadata."""
     patch = requests.validate(_content(body, limits), requests.PatchRequest)
     if not patch:
-        allowed = requests.schema_of(requests.PatchRequest)["properties"]
-        raise Refusal(422, "the body changes nothing", allowed=allowed)
+        raise Refusal(422, "the body changes nothing", allowed=requests.schema_of(requests.PatchRequest)["properties"])
     label, metadata = patch.get("label"), patch.get("metadata", {})
     metadata_json(metadata)
     return None if label is None else normalize_label(label), metadata
@@ -222,8 +221,7 @@ def _refuse_large(body: bytes, parts: Sequence[Any], most: int) -> None:
     """Refuse a body with more than `most` bytes without the images of its parts."""
     images = [part["image"] for part in parts if isinstance(part, dict) and isinstance(part.get("image"), str)]
     if len(body) - _escaped_slashes(body) - sum(map(len, images)) > most:
-        what = f"the body is larger than {most} bytes beside its images"
-        raise Refusal(413, what, allowed={"max_bytes": most})
+        raise Refusal(413, f"the body is larger than {most} bytes beside its images", allowed={"max_bytes": most})
 
 
 def _count(body: bytes, sign: str) -> int:
@@ -241,8 +239,7 @@ def _file(image: str, where: str) -> bytes:
     if image[:5].lower() == "data:":
         head, _, image = image.partition(",")
         if not _DATA_URL.fullmatch(head):
-            what = f"the data URL{where} is no image in base64"
-            raise Refusal(422, what, allowed="data:image/TYPE;base64,...")
+            raise Refusal(422, f"the data URL{where} is no image in base64", allowed="data:image/TYPE;base64,...")
     try:  # in parts: other threads run in between
         return b"".join(base64.b64decode(image[at : at + _PART], validate=True) for at in range(0, len(image), _PART))
     except ValueError:

@@ -61,8 +61,7 @@ class Embedder:
         try:
             return [(preprocessing(image), {"thumbnail": thumbnail(image) if with_thumbnail else None})]
         except ValueError as error:
-            what = f"the image cannot become an input: {error}"
-            raise Refusal(422, what, allowed="an ordinary photograph") from None
+            raise Refusal(422, f"the image cannot become an input: {error}", allowed="an ordinary photograph") from None
 
     def _read_text(self, text: bytes | str) -> Decoded:
         preprocessing = self.encoder.preprocessing

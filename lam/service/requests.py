@@ -148,8 +148,7 @@ def validate(content: Any, kind: type[Any]) -> Any:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))[:_SHOWN]
-        allowed = schema_of(kind)["properties"]
-        raise Refusal(422, f"{place or 'the body'}: {first['msg']}", allowed=allowed) from None
+        raise Refusal(422, f"{place or 'the body'}: {first['msg']}", allowed=schema_of(kind)["properties"]) from None
 
 
 @cache

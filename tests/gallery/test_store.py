@@ -311,7 +311,7 @@ def test_all_that_is_known_of_images_counts(store: ItemStore) -> None:
     assert store.check() == []
     altered = {"images": 9, "resultant": 0.1, "least_kappa": 1.0, "contents": b"\0", "paths": "[]", "sums": b"\0"}
     for column, value in altered.items():
-        store.write([item("a", images=known)])
+        store.write([fused])
         store._writer.execute(f"UPDATE items SET {column} = ?", (value,))
         with pytest.raises(CorruptFileError, match="rows a are altered"):
             store.check()

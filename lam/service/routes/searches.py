@@ -137,6 +137,5 @@ def _group_size(engine: Engine, k: int, group_by: str | None, group_size: int | 
         raise Refusal(422, "group_size needs group_by", allowed="group_by=label")
     size, most = group_size or _GROUP_SIZE, engine.settings.max_k
     if group_by is not None and k * size > most:
-        what = f"{k} groups of {size} items are more than {most} items"
-        raise Refusal(422, what, allowed={"k * group_size": most})
+        raise Refusal(422, f"{k} groups of {size} items are more than {most} items", allowed={"k * group_size": most})
     return size

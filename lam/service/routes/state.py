@@ -200,8 +200,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
     async def get_calibration() -> models.CalibrationResponse:
         """The promised rates of thresholds, and the κ of the calibration."""
         if engine.responder.summary is None:
-            allowed = "`lam calibrate RUN`, then a SIGHUP or a restart"
-            raise Refusal(404, "the run is not calibrated", allowed=allowed)
+            raise Refusal(404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a SIGHUP or a restart")
         return engine.responder.summary
 
     @app.get("/v1/samples")
@@ -255,8 +254,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
         try:
             now = await reload()
         except (OSError, ValueError) as error:
-            what = f"the run stays as it was: {error}"
-            raise Refusal(409, what, allowed="a run that `lam serve` opens") from None
+            raise Refusal(409, f"the run stays as it was: {error}", allowed="a run that `lam serve` opens") from None
         size = len(now.gallery)
         run, calibration = now.run.folder.name, now.responder.state(size)
         exchanged = now is not engine

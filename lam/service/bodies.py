@@ -19,7 +19,7 @@ from lam.gallery.item import metadata_json, normalize_label
 from lam.gallery.refusal import Refusal
 from lam.service import requests
 from lam.service.embedder import embedding_of, no_texts
-from lam.service.errors import attempt
+from lam.service.errors import results_of
 from lam.service.models import JSON
 from lam.service.queries import Query
 from lam.service.watch import Feedback
@@ -85,12 +85,10 @@ def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
     return query
 
 
-def queries_of(body: bytes, limits: JsonLimits) -> list[Query | str | bytes | Refusal]:
+def queries_of(body: bytes, limits: JsonLimits) -> list[Query | str | bytes | Exception]:
     """Each query of a JSON batch, as `query_of` returns it, or its error."""
-    return [
-        attempt(lambda part=part: _query(_named(part, requests.QUERIES), limits))
-        for part in _batch(body, "queries", limits)
-    ]
+    parts = _batch(body, "queries", limits)
+    return results_of(lambda part=part: _query(_named(part, requests.QUERIES), limits) for part in parts)
 
 
 def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
@@ -119,11 +117,10 @@ def item_of(body: bytes, limits: JsonLimits) -> ParsedItem:
     return _item(_named(content, requests.ITEMS), limits)
 
 
-def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | Refusal]:
+def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | Exception]:
     """Each item of a JSON batch, or its error."""
-    return [
-        attempt(lambda part=part: _item(_named(part, requests.ITEMS), limits)) for part in _batch(body, "items", limits)
-    ]
+    parts = _batch(body, "items", limits)
+    return results_of(lambda part=part: _item(_named(part, requests.ITEMS), limits) for part in parts)
 
 
 def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any]]:

@@ -26,7 +26,8 @@ from lam.runs.folder import WATCH
 from lam.runs.live import LiveQueries
 from lam.service.answers import Responder
 from lam.service.embedder import Embedder
-from lam.service.gallery_search import GallerySearch, logging_failure, results_of
+from lam.service.errors import results_of
+from lam.service.gallery_search import GallerySearch, logging_failure
 from lam.service.models import FeedbackResponse, SearchResponse
 from lam.service.queries import Query, Search
 from lam.service.settings import ServiceSettings
@@ -192,7 +193,7 @@ class Engine:
         return replace(await self.do(self.network, tensor), **fields)
 
     async def embed_all(
-        self, bodies: Sequence[Query | bytes | str | Refusal], *, with_thumbnail: bool = False
+        self, bodies: Sequence[Query | bytes | str | Exception], *, with_thumbnail: bool = False
     ) -> list[Query | BaseException]:
         """The query for each image, text or query of a batch, or its error. Other requests are embedded in between."""
         seconds = self.decoder.seconds_a_job + self.network.seconds_a_job

@@ -1,6 +1,6 @@
-"""Refusals as JSON, and the answer to a request at which the service fails."""
+"""Refusals as JSON, results of several jobs, and the answer to a request at which the service fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from lam.gallery.refusal import Refusal
@@ -15,9 +15,12 @@ def json_of(refusal: Refusal) -> dict[str, Any]:
     return {"error": refusal.error, "allowed": refusal.allowed, "request_id": request_id()}
 
 
-def attempt(job: Callable[[], Value]) -> Value | Refusal:
-    """The result of a job for one part of a batch, or the job's refusal."""
-    try:
-        return job()
-    except Refusal as refusal:
-        return refusal
+def results_of(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
+    """The result of each job, or its exception."""
+    results: list[Value | Exception] = []
+    for job in jobs:
+        try:
+            results.append(job())
+        except Exception as error:
+            results.append(error)
+    return results

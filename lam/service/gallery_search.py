@@ -1,9 +1,8 @@
 """Searches of the gallery, and of the parts that pass filters, without HTTP and threads."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,12 +18,12 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.scores import N_HITS
 from lam.runs.live import LiveQueries
 from lam.service.answers import Responder, Verdict
+from lam.service.errors import results_of
 from lam.service.models import SearchResponse
 from lam.service.queries import Part, Query, Search
 from lam.service.watch import Watch
 from lam.vmf.embeddings import Embeddings
 
-Value = TypeVar("Value")
 _KEPT_PARTS = 16
 _LOG = logging.getLogger(__name__)
 
@@ -104,12 +103,9 @@ class GallerySearch:
         shown = {key for row, job in enumerate(jobs) if job.with_vector for key in hits.ids[row, : job.k + 1].tolist()}
         vectors = self._gallery.store.vectors_of(shown) if shown else {}
         size = len(self._gallery)
+        own = [_without(hits[row : row + 1], infos, job.without) for row, job in enumerate(jobs)]
         together: dict[object, list[int]] = {}  # rows of queries of one kind, and each item that gets a decision
-        own: list[Hits] = []
         for row, (job, query) in enumerate(zip(jobs, queries, strict=True)):
-            own.append(
-                hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without)
-            )
             if job.without is None or self._judges_items:
                 together.setdefault(_kind(query) if job.without is None else row, []).append(row)
         verdicts: dict[int, Verdict] = {}
@@ -156,17 +152,6 @@ def _calibrated_part(gallery: Gallery, matching: Matching, calibration: Calibrat
     return Part(matching, calibrated)
 
 
-def results_of(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
-    """The result of each job, or its exception."""
-    results: list[Value | Exception] = []
-    for job in jobs:
-        try:
-            results.append(job())
-        except Exception as error:
-            results.append(error)
-    return results
-
-
 def logging_failure(keep: Callable[[], None]) -> None:
     """Call `keep`, which stores live queries, and log a failure."""
     try:
@@ -185,7 +170,7 @@ def _searchable(embedding: Embeddings) -> Embeddings:
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
-def _without(hits: Hits, infos: Mapping[int, ItemInfo], item_id: str) -> Hits:
-    """The hits of one query, except this item."""
+def _without(hits: Hits, infos: Mapping[int, ItemInfo], item_id: str | None) -> Hits:
+    """The hits of one query, except this item, if any."""
     kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
     return hits[:, kept]

@@ -20,7 +20,7 @@ from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
 from lam.service.embedder import CONTENT_TYPES, embedding_of
 from lam.service.engine import Engine
-from lam.service.errors import attempt
+from lam.service.errors import results_of
 from lam.service.models import JSON
 from lam.service.schema import Where, WithVector, json_response, part_answer, part_of, picture, read_json, responses_of
 
@@ -168,8 +168,10 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         return item
 
 
-def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
+def _checked(parsed: ParsedItem | Exception, *, fuse: bool) -> ParsedItem:
     """Check and normalize the id and label of an item before it is embedded; `fuse` needs an id."""
+    if isinstance(parsed, Exception):
+        raise parsed
     label = None if parsed.label is None else normalize_label(parsed.label)
     item_id = None if parsed.id is None else check_id(parsed.id)
     if fuse and item_id is None:
@@ -178,9 +180,11 @@ def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
 
 
 def _operation(
-    parsed: ParsedItem, query: queries.Query, responder: Responder, *, uncertain: Uncertain, fuse: bool
+    parsed: Any, query: queries.Query | BaseException, responder: Responder, *, uncertain: Uncertain, fuse: bool
 ) -> Item | Replace | Fuse:
     """The operation that adds an item; refused for metadata that are too long, or for a κ that `uncertain` refuses."""
+    if isinstance(query, BaseException):
+        raise query
     file = parsed.content if isinstance(parsed.content, bytes) else None
     item = query.to_item(parsed.id, label=parsed.label or "", metadata=parsed.metadata or "{}", file=file)
     if uncertain == "refuse":
@@ -206,26 +210,24 @@ async def _enrol(
 
 
 async def _enrol_batch(
-    engine: Engine, parsed: Sequence[ParsedItem | Refusal], *, on_error: OnError, uncertain: Uncertain, fuse: bool
+    engine: Engine, parsed: Sequence[ParsedItem | Exception], *, on_error: OnError, uncertain: Uncertain, fuse: bool
 ) -> Response:
     """Add or fuse the items of a batch; `on_error` says whether a bad item prevents the others."""
-    entries = [attempt(partial(_checked, part, fuse=fuse)) if isinstance(part, ParsedItem) else part for part in parsed]
+    entries = results_of(partial(_checked, part, fuse=fuse) for part in parsed)
     contents = [entry.content if isinstance(entry, ParsedItem) else entry for entry in entries]
     embedded = await engine.embed_all(contents, with_thumbnail=True)
-    made = [
-        attempt(partial(_operation, entry, query, engine.responder, uncertain=uncertain, fuse=fuse))
-        if isinstance(entry, ParsedItem) and isinstance(query, queries.Query)
-        else query
+    made = results_of(
+        partial(_operation, entry, query, engine.responder, uncertain=uncertain, fuse=fuse)
         for entry, query in zip(entries, embedded, strict=True)
-    ]
+    )
     if on_error == "none":
         _refuse_bad(made)
-    good = [one for one in made if isinstance(one, Item | Replace | Fuse)]
+    good = [one for one in made if not isinstance(one, Exception)]
     change = await engine.write(Batch(good, whole=on_error == "none"))
     if on_error == "none":
         _refuse_bad(change.parts)
     effects = iter(change.parts)
-    results = [next(effects) if isinstance(one, Item | Replace | Fuse) else one for one in made]
+    results = [one if isinstance(one, Exception) else next(effects) for one in made]
     items = [
         _enrolled(engine, cast(queries.Query, query), result) if isinstance(result, Change) else part_answer(result)
         for result, query in zip(results, embedded, strict=True)

@@ -10,7 +10,6 @@ the database existed, so that opening a lost database raises an error.
 
 import os
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,8 +88,7 @@ class ItemStore:
             self._prepare()
             self._reader, self._lister = self._connect(opened), self._connect(opened)
             opened.pop_all()  # from here on, `close` closes the connections
-        # Other systems lack O_PATH; a plain descriptor would drop SQLite's locks when it is closed.
-        self._file = os.open(self.path, os.O_PATH) if sys.platform == "linux" else None
+        self._file = os.open(self.path, os.O_PATH)  # a plain descriptor would drop SQLite's locks when it is closed
         if not (read_only or self._mark.is_file()):
             write_text(self._mark, _MARK_TEXT)
 
@@ -115,7 +113,7 @@ class ItemStore:
     def is_in_place(self) -> bool:
         """Whether the path still leads to the open file; false once its folder was moved, deleted or replaced."""
         try:
-            return self._file is None or os.path.samestat(os.fstat(self._file), self.path.stat())
+            return os.path.samestat(os.fstat(self._file), self.path.stat())
         except OSError:
             return False
 
@@ -143,8 +141,7 @@ class ItemStore:
 
     def close(self) -> None:
         """Move the log into the file, and close the file."""
-        if self._file is not None:
-            os.close(self._file)
+        os.close(self._file)
         with closing(self._writer):
             self._reader.close()
             self._lister.close()
@@ -353,7 +350,7 @@ class ItemStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
-        if self._file is not None and not os.fstat(self._file).st_nlink:  # SQLite would go on in the deleted file
+        if not os.fstat(self._file).st_nlink:  # SQLite would go on in the deleted file
             raise full(f"{self.path} was deleted or replaced: end this process, and restore the file")
         with refuse_unstored(), transaction(self._writer) as changes:
             if not self._has_raised_keys:

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut
 from lam.gallery.refusal import Refusal, busy
 from lam.inputs import Preprocessing, TextPreprocessing
@@ -37,8 +36,11 @@ class Embedder:
     """The encoder of a run. A missing device raises a `ValueError`; after a GPU has failed, `device` is the CPU."""
 
     def __init__(self, run: Run, settings: ServiceSettings, device: str) -> None:
-        self._run, self._settings = run, settings
-        self.encoder, self.device = _move_to(run.encoder, device), device
+        self._run, self._settings, self.device = run, settings, device
+        try:
+            self.encoder = run.encoder.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None
 
     @property
     def blank(self) -> Tensor | None:
@@ -127,13 +129,6 @@ def no_texts() -> Refusal:
 
 def _no_embedding() -> Refusal:
     return Refusal(422, "the input has no finite embedding with a direction", allowed="an ordinary input")
-
-
-def _move_to(encoder: Encoder, device: str) -> Encoder:
-    try:
-        return encoder.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None
 
 
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:

@@ -92,20 +92,15 @@ class Watch:
             else:
                 check_format(self.path, version, readable=_FORMAT)
             self._secret, self._key = self._database.execute("SELECT secret, key FROM promise").fetchone()
-            self._promise = self._opened(calibration)
+            self._promise = promise = None if calibration is None else Promise(calibration)
+            if promise is None or promise.key != self._key:
+                self._begin(promise)
+            else:
+                tests, sha256 = self._database.execute("SELECT tests, sha256 FROM promise").fetchone()
+                if hashlib.sha256(tests).digest() != sha256:
+                    raise CorruptFileError(f"{self.path}: it was altered; {_REMEDY}")
+                promise.restore(load(tests))
             opened.pop_all()  # from here on, `close` closes the file
-
-    def _opened(self, calibration: Calibration | None) -> Promise | None:
-        """The promise of a calibration: restored from the file, or new if the file belongs to another calibration."""
-        promise = None if calibration is None else Promise(calibration)
-        if promise is None or promise.key != self._key:
-            self._begin(promise)
-            return promise
-        tests, sha256 = self._database.execute("SELECT tests, sha256 FROM promise").fetchone()
-        if hashlib.sha256(tests).digest() != sha256:
-            raise CorruptFileError(f"{self.path}: it was altered; {_REMEDY}")
-        promise.restore(load(tests))
-        return promise
 
     def _begin(self, promise: Promise | None) -> None:
         """Store a new promise, and forget the old one with the answers judged under it."""

@@ -1,7 +1,5 @@
 """The vector store and the retriever of LangChain: its own suite of tests, and the meaning of relevance scores."""
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -330,10 +328,3 @@ def test_the_number_of_documents_must_be_positive(store: LamVectorStore, k: Any)
 def test_a_run_of_images_is_refused(finished_run: Any) -> None:
     with pytest.raises(ValueError, match="takes images"):
         LamVectorStore.from_run(finished_run.folder)
-
-
-def test_without_langchain_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "langchain_core.documents", None)
-    monkeypatch.delitem(sys.modules, "lam.integrations.langchain")
-    with pytest.raises(ImportError, match=r"lam-retrieval\[langchain\]"):
-        importlib.import_module("lam.integrations.langchain")

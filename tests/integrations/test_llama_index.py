@@ -1,7 +1,5 @@
 """The postprocessor of LlamaIndex over an index of a run's texts."""
 
-import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,10 +123,3 @@ def test_an_index_of_another_size_than_the_calibration_warns(topics_run: Path, i
 def test_a_run_of_images_is_refused(finished_run: Any) -> None:
     with pytest.raises(ValueError, match="takes images"):
         open_run(finished_run.folder)
-
-
-def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llama_index.core.schema", None)
-    monkeypatch.delitem(sys.modules, "lam.integrations.llama_index")
-    with pytest.raises(ImportError, match=r"lam-retrieval\[llama-index\]"):
-        importlib.import_module("lam.integrations.llama_index")

@@ -1,8 +1,6 @@
 """κ beside the embeddings of a model of sentence-transformers: nothing else changes, also after saving."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +179,3 @@ def test_a_model_that_truncates_is_an_error(
 def test_kappa_needs_a_posterior(model: SentenceTransformer) -> None:
     with pytest.raises(ValueError, match="needs a posterior over the last layer, got Linear"):
         with_kappa(model, torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
-
-
-def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    monkeypatch.delitem(sys.modules, "lam.integrations.sentence_transformers")
-    with pytest.raises(ImportError, match=r"lam-retrieval\[text\]"):
-        importlib.import_module("lam.integrations.sentence_transformers")

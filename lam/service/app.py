@@ -29,7 +29,7 @@ from lam.gallery.item import ID_RULE
 from lam.gallery.refusal import Refusal
 from lam.service import schema
 from lam.service.engine import Engine
-from lam.service.errors import FAILED, json_of
+from lam.service.errors import FAILED, answer_to
 from lam.service.keys import GUARDED, OPEN_PATHS, right_for
 from lam.service.metrics import Metrics
 from lam.service.routes.items import add_items
@@ -235,18 +235,18 @@ def _answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
 
     @app.exception_handler(Refusal)
     async def _refused(_: Request, error: Refusal) -> JSONResponse:
-        return _answer(error)
+        return answer_to(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = first["loc"][-1]
         what = f"{name}: {first['msg']}, got {str(first['input'])[:_SHOWN]!r}"
-        return _answer(Refusal(422, what, allowed=_parameters(request, "query", "path")[name]))
+        return answer_to(Refusal(422, what, allowed=_parameters(request, "query", "path")[name]))
 
     @app.exception_handler(Exception)
     async def _failed(_: Request, error: Exception) -> JSONResponse:
-        return _answer(FAILED)
+        return answer_to(FAILED)
 
     @app.exception_handler(HTTPException)
     async def _other(request: Request, error: HTTPException) -> JSONResponse:
@@ -254,14 +254,10 @@ def _answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
         if error.status_code == 405 and methods:
             allowed = ", ".join(methods)
             what = f"this path does not have the method {request.method[:_SHOWN]!r}"
-            return _answer(Refusal(405, what, allowed=allowed, headers={"Allow": allowed}))
+            return answer_to(Refusal(405, what, allowed=allowed, headers={"Allow": allowed}))
         if error.status_code in (404, 405):
-            return _answer(Refusal(404, "there is no such path", allowed=_paths_like(request.url.path)))
-        return _answer(Refusal(error.status_code, str(error.detail).lower()))
-
-
-def _answer(error: Refusal) -> JSONResponse:
-    return JSONResponse(json_of(error), error.status, headers=error.headers)
+            return answer_to(Refusal(404, "there is no such path", allowed=_paths_like(request.url.path)))
+        return answer_to(Refusal(error.status_code, str(error.detail).lower()))
 
 
 def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,9 @@
-"""Refusals as JSON, results of several jobs, and the answer to a request at which the service fails."""
+"""Answers to refused requests, results of several jobs, and the answer to a request at which the service fails."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from fastapi.responses import JSONResponse
 
 from lam.gallery.refusal import Refusal
 from lam.service.tracing import request_id
@@ -10,9 +12,10 @@ Value = TypeVar("Value")
 FAILED = Refusal(500, "the service failed at this request; its log says why")
 
 
-def json_of(refusal: Refusal) -> dict[str, Any]:
-    """The body of the answer to a refused request."""
-    return {"error": refusal.error, "allowed": refusal.allowed, "request_id": request_id()}
+def answer_to(refusal: Refusal) -> JSONResponse:
+    """The answer to a refused request."""
+    body = {"error": refusal.error, "allowed": refusal.allowed, "request_id": request_id()}
+    return JSONResponse(body, refusal.status, headers=refusal.headers)
 
 
 def results_of(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:

@@ -5,7 +5,6 @@ The whole body is read here, so routes never wait for a client. FastAPI limits n
 """
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -15,12 +14,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
 from lam.service.app import PREFIX, Site, Sites
-from lam.service.errors import FAILED, json_of
+from lam.service.errors import FAILED, answer_to
 from lam.service.keys import GUARDED, OPEN_PATHS, RIGHTS, Keys, right_for
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import HEADER, RequestLog, Spans, Trace, traced
@@ -287,11 +287,10 @@ class _Sender:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
-            headers = list(message.get("headers", []))
-            names = {name.lower() for name, _ in headers}
-            common = {**HEADERS, **self.added}
-            headers += [(k.encode(), v.encode()) for k, v in common.items() if k.lower().encode() not in names]
-            await self._send({**message, "headers": headers})
+            headers = MutableHeaders(raw=list(message.get("headers", [])))
+            for name, value in {**HEADERS, **self.added}.items():
+                headers.setdefault(name, value)
+            await self._send({**message, "headers": headers.raw})
         else:
             await self._body(message.get("body", b""), message.get("more_body", False))
 
@@ -310,12 +309,10 @@ class _Sender:
         """Send an error without its end, so the client can read it before `end` closes the connection."""
         if self.begun:
             return
-        content = json.dumps(json_of(error)).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **error.headers}
-        headers |= {"Connection": "close"}
-        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self({"type": "http.response.start", "status": error.status, "headers": encoded})
-        await self({"type": "http.response.body", "body": content, "more_body": True})
+        answer = answer_to(error)
+        answer.headers["Connection"] = "close"
+        await self({"type": "http.response.start", "status": error.status, "headers": answer.raw_headers})
+        await self({"type": "http.response.body", "body": bytes(answer.body), "more_body": True})
 
     async def end(self) -> None:
         """End an answer."""

@@ -22,7 +22,6 @@ from lam.service.embedder import embedding_of, no_texts
 from lam.service.errors import results_of
 from lam.service.models import JSON
 from lam.service.queries import Query
-from lam.service.watch import Feedback
 
 _OF_AN_IMAGE = ("image/jpg", "image/pjpeg", "image/x-png", "application/octet-stream")  # aliases of image/jpeg
 _UNIT_TOLERANCE = 1e-3
@@ -133,8 +132,8 @@ def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any
     return None if label is None else normalize_label(label), metadata
 
 
-def feedback_of(body: bytes, limits: JsonLimits) -> Feedback:
-    """The feedback of a body in JSON."""
+def feedback_of(body: bytes, limits: JsonLimits) -> tuple[str, str | None, bool | None]:
+    """The id of an answer, and its true label or whether it is right, in a JSON body."""
     feedback = requests.validate(_content(body, limits), requests.FeedbackRequest)
     if ("label" in feedback) == ("correct" in feedback):
         properties = requests.schema_of(requests.FeedbackRequest)["properties"]
@@ -142,7 +141,7 @@ def feedback_of(body: bytes, limits: JsonLimits) -> Feedback:
         raise Refusal(422, "the body must hold either a label or correct", allowed=allowed)
     label = feedback.get("label")
     label = None if label is None else normalize_label(label)
-    return Feedback(feedback["answer_id"], label, feedback.get("correct"))
+    return feedback["answer_id"], label, feedback.get("correct")
 
 
 def _item(item: Any, limits: JsonLimits) -> ParsedItem:

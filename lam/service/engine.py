@@ -32,7 +32,7 @@ from lam.service.models import FeedbackResponse, SearchResponse
 from lam.service.queries import Query, Search
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import stage
-from lam.service.watch import Feedback, Watch
+from lam.service.watch import Watch
 from lam.service.workers import Worker, require_room
 
 Job = TypeVar("Job")
@@ -252,9 +252,9 @@ class Engine:
         except ValueError as error:
             return [Refusal(409, str(error), allowed="another try once this is resolved")]
 
-    async def judge(self, feedback: Feedback) -> FeedbackResponse:
-        """Count feedback on an answer; on return the feedback is on disk. Errors as in `Watch.judge`."""
-        job = partial(self.watch.judge, feedback, self.gallery.store.has_label)
+    async def judge(self, answer_id: str, label: str | None, correct: bool | None) -> FeedbackResponse:
+        """Count feedback on an answer; on return the feedback is on disk. Arguments and errors as in `Watch.judge`."""
+        job = partial(self.watch.judge, answer_id, label, correct, holds=self.gallery.store.has_label)
         counted, promise = await asyncio.shield(self.do(self.watcher, job))
         return FeedbackResponse(counted=counted, promise=promise)
 

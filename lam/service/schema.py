@@ -48,15 +48,7 @@ SECURITY = {
     },
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }
-_BODIES = (
-    requests.ImageTextOrEmbedding,
-    requests.ImageTextOrEmbeddingItem,
-    requests.SearchBatchRequest,
-    requests.ItemBatchRequest,
-    requests.PairRequest,
-    requests.PatchRequest,
-    requests.FeedbackRequest,
-)
+_BODIES = list[Any]()  # kinds of request bodies
 
 
 def request_schemas() -> dict[str, Any]:
@@ -69,6 +61,7 @@ def request_schemas() -> dict[str, Any]:
 
 def _request(kind: Any, *, images: tuple[str, ...] = ()) -> dict[str, Any]:
     """OpenAPI of a JSON body of this kind, or of an image body of one of these types."""
+    _BODIES.append(kind)
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     content = {**{image: {"schema": _BINARY} for image in images}, JSON: {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.numpy import load, save
@@ -47,20 +46,6 @@ _ANSWER = struct.Struct(">8s8sIBq")  # a random number, the start of the key, th
 _REMEDY = "delete its folder to begin anew, without its feedback"
 _SEAL = 13  # bytes: with them, an id is 56 characters
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Feedback:
-    """Feedback on one answer, whose signed id is `answer`.
-
-    Attributes:
-        label: the true label, empty if every item in the gallery is wrong; None if only `correct` is known.
-        correct: whether a match is right; None if the label is known.
-    """
-
-    answer: str
-    label: str | None = None
-    correct: bool | None = None
 
 
 class Watch:
@@ -154,27 +139,32 @@ class Watch:
         body = _ANSWER.pack(secrets.token_bytes(8), promise.key[:8], int(time.time()), code, key)
         return base64.urlsafe_b64encode(body + self._seal(body)).decode(), state, is_due
 
-    def judge(self, feedback: Feedback, holds: Callable[[str], bool]) -> tuple[list[str], State]:
+    def judge(
+        self, answer_id: str, label: str | None, correct: bool | None, *, holds: Callable[[str], bool]
+    ) -> tuple[list[str], State]:
         """Count feedback, and write it to disk; returns the tests that count it, and the state of the promises.
 
-        `holds` tells whether the gallery holds a label.
+        Args:
+            label: the true label, empty if every item in the gallery is wrong; None if only `correct` is known.
+            correct: whether a match is right; None if the label is known.
+            holds: tells whether the gallery holds a label.
 
         Raises:
             Refusal: for an answer that is unknown, too old or judged before, or feedback that does not fit it.
             Refusal: `full`, if the feedback could not be stored.
         """
-        answer, matched, hit = self._read(feedback.answer)
+        answer, matched, hit = self._read(answer_id)
         if (promise := self._promise) is None:
             raise Refusal(409, "the run is no longer calibrated", allowed="`lam calibrate RUN`, then a SIGHUP")
-        if feedback.label is None:
+        if label is None:
             if not matched:
                 what = "an answer that is no `match` is judged by a label"
                 raise Refusal(422, what, allowed='"label", empty if nothing in the gallery is right')
-            stranger, right = None, feedback.correct
+            stranger, right = None, correct
         else:
-            stranger = not feedback.label or not holds(feedback.label)
+            stranger = not label or not holds(label)
             is_known = matched and (stranger or hit != -1)
-            right = not stranger and hit == label_key(feedback.label) if is_known else None
+            right = not stranger and hit == label_key(label) if is_known else None
         before = promise.arrays(only_feedback=True)
         try:
             with self._database:

@@ -21,7 +21,7 @@ from lam.runs.finished import Run
 from lam.runs.folder import WATCH
 from lam.service import watch
 from lam.service.engine import Engine
-from lam.service.watch import FILE, Feedback, Watch
+from lam.service.watch import FILE, Watch
 from lam.utils.files import CorruptFileError
 from tests.conftest import unrendered_pictures
 from tests.helpers import stored
@@ -273,12 +273,12 @@ def test_a_watch_in_memory_writes_nothing(engine: Engine) -> None:
     calibration = engine.responder.calibration
     with closing(Watch(None, calibration)) as first, closing(Watch(None, calibration)) as second:
         answer, _, _ = first.count("match", 50.0, 0.9, "oak")
-        given = Feedback(answer, label="")
-        assert first.judge(given, lambda label: False) == (["far", "wrong"], "holds")
+        given: Any = {"answer_id": answer, "label": "", "correct": None, "holds": lambda label: False}
+        assert first.judge(**given) == (["far", "wrong"], "holds")
         with pytest.raises(Refusal, match="judged before"):
-            first.judge(given, lambda label: False)
+            first.judge(**given)
         with pytest.raises(Refusal, match="no answer of this id"):  # of another watch
-            second.judge(given, lambda label: False)
+            second.judge(**given)
     assert not Path(":memory:").exists()
 
 

@@ -236,7 +236,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
     async def give_feedback(request: Request) -> Response:
         """Tell what an answer should have been; the promised error rates are tested on it."""
         feedback = await read_json(engine, request, feedback_of, engine.watcher)
-        return json_response(await engine.judge(feedback))
+        return json_response(await engine.judge(*feedback))
 
     @app.post("/v1/backup", status_code=201, responses=responses_of(BackupResponse, 201))
     async def create_backup() -> Response:

@@ -211,7 +211,7 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
         with suppress(AttributeError):
             CDLL(None).malloc_trim(0)  # glibc keeps the freed memory of threads that have ended
 
-    return Site(name, app, schema.json_limits_of(engine).max_json, metrics.count_request, close, app.openapi)
+    return Site(name, app, engine.json_limits.max_json, metrics.count_request, close, app.openapi)
 
 
 async def _refuse_unknown_parameters(request: Request) -> None:

@@ -25,6 +25,7 @@ from lam.runs.finished import Run
 from lam.runs.folder import WATCH
 from lam.runs.live import LiveQueries
 from lam.service.answers import Responder
+from lam.service.bodies import JsonLimits
 from lam.service.embedder import Embedder
 from lam.service.errors import results_of
 from lam.service.gallery_search import GallerySearch, logging_failure
@@ -78,6 +79,9 @@ class Engine:
         require_faiss()
         self.embedder = Embedder(self.run, settings, device)
         self.samples = self.run.samples
+        dimension = self.embedder.encoder.dimension
+        max_json = settings.max_json + 32 * dimension  # 32 characters for each number of an embedding
+        self.json_limits = JsonLimits(dimension, max_json, settings.max_batch, settings.max_batch_json)
         _ = self.run.fingerprint, self.run.gallery_kind  # read now for `GET /v1/model`: later the folder may be gone
         responder = self._responder()
         live = None if settings.keep_queries is None else LiveQueries(self.run, settings.keep_queries)

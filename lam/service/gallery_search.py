@@ -103,11 +103,15 @@ class GallerySearch:
         shown = {key for row, job in enumerate(jobs) if job.with_vector for key in hits.ids[row, : job.k + 1].tolist()}
         vectors = self._gallery.store.vectors_of(shown) if shown else {}
         size = len(self._gallery)
-        own = [_without(hits[row : row + 1], infos, job.without) for row, job in enumerate(jobs)]
+        own = [hits[row : row + 1] for row in range(len(jobs))]
         together: dict[object, list[int]] = {}  # rows of queries of one kind, and each item that gets a decision
         for row, (job, query) in enumerate(zip(jobs, queries, strict=True)):
-            if job.without is None or self._judges_items:
-                together.setdefault(_kind(query) if job.without is None else row, []).append(row)
+            if job.without is None:
+                together.setdefault(_kind(query), []).append(row)
+                continue
+            own[row] = _without(own[row], infos, job.without)
+            if self._judges_items:
+                together[row] = [row]
         verdicts: dict[int, Verdict] = {}
         for rows in together.values():
             of_rows = hits[torch.tensor(rows)] if len(rows) > 1 else own[rows[0]]
@@ -170,7 +174,7 @@ def _searchable(embedding: Embeddings) -> Embeddings:
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
-def _without(hits: Hits, infos: Mapping[int, ItemInfo], item_id: str | None) -> Hits:
-    """The hits of one query, except this item, if any."""
+def _without(hits: Hits, infos: Mapping[int, ItemInfo], item_id: str) -> Hits:
+    """The hits of one query, except this item."""
     kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
     return hits[:, kept]

@@ -93,13 +93,6 @@ def json_response(answer: models.Answer, status: int = 200) -> Response:
     return Response(answer.to_json(), status, media_type=JSON)
 
 
-def json_limits_of(engine: Engine) -> JsonLimits:
-    """The limits of JSON bodies."""
-    settings, dimension = engine.settings, engine.gallery.dimension
-    max_json = settings.max_json + 32 * dimension  # 32 characters for each number
-    return JsonLimits(dimension, max_json, settings.max_batch, settings.max_batch_json)
-
-
 def part_answer(result: object) -> Any:
     """The answer to one part of a batch; an error that is no refusal fails the batch."""
     if isinstance(result, Refusal):
@@ -115,7 +108,7 @@ async def read_json(
     """Parse a JSON body by `parse`. If the reader or a later worker has no room, the body is refused as `busy`."""
     content_type(request.headers, JSON)
     engine.admit(engine.reader, *workers)
-    return await engine.do(engine.reader, partial(parse, await request.body(), json_limits_of(engine)))
+    return await engine.do(engine.reader, partial(parse, await request.body(), engine.json_limits))
 
 
 async def part_of(engine: Engine, filter: str | None) -> queries.Part | None:

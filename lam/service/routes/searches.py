@@ -27,7 +27,7 @@ Threshold = Annotated[float, Query(ge=-1, le=1, description="hits of a lower cos
 def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     """Add the routes of searches, of embeddings and of pairs."""
 
-    limits, takes_images = schema.json_limits_of(engine), not takes_texts(engine.embedder.encoder)
+    limits, takes_images = engine.json_limits, not takes_texts(engine.embedder.encoder)
 
     @app.post("/v1/search", responses=responses_of(models.SearchResponse), openapi_extra=schema.QUERY)
     async def search(

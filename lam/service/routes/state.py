@@ -16,7 +16,7 @@ from lam.service import models, schema
 from lam.service.bodies import feedback_of
 from lam.service.engine import Engine
 from lam.service.metrics import Metrics
-from lam.service.schema import json_limits_of, json_response, picture, read_json, responses_of
+from lam.service.schema import json_response, picture, read_json, responses_of
 from lam.service.watch import Watch
 
 _VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
@@ -184,7 +184,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
             ),
             limits=LimitFields(
                 max_bytes=settings.max_body,
-                max_json_bytes=json_limits_of(engine).max_json,
+                max_json_bytes=engine.json_limits.max_json,
                 max_pixels=settings.max_pixels,
                 max_side=settings.max_side,
                 max_decoded_bytes=settings.max_decoded,

@@ -78,7 +78,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
         calibration = calibrate(data, choices, key=inputs.run.fingerprint)
         calibration = replace(
             calibration,
-            verifier=known.verifier,
+            verifier=strangers.verifier(known, targets.far),
             unseen=_unseen(inputs.run, gallery) if is_whole else None,
             intervals=_intervals(known),
             unmatched=_unmatched(known, strangers, targets.far, inputs.config.seed),
@@ -97,13 +97,14 @@ def _attainable_targets(options: CalibrationOptions, known: Known, strangers: St
     asked = options.rates
     targets = Targets(**asked)
     n_without_match = int(known.searches.non_mated.isfinite().sum())
-    counts = {"far": n_without_match if options.strangers is None else len(strangers), "ood": len(known.searches)}
+    n_strangers = strangers.n_classes or len(strangers)
+    counts = {"far": n_without_match if options.strangers is None else n_strangers, "ood": len(known.searches)}
     usual = {name: getattr(targets, name) for name in counts if name not in asked}
     few = {name: counts[name] for name, rate in usual.items() if 0 < counts[name] < needed(rate)}
     least = {name: least_rate(n) for name, n in few.items()}
     if few:
         raised = ", ".join(
-            f"{name} to {least[name]:g} ({usual[name]:g} needs {needed(usual[name])} scores, there are {n})"
+            f"{name} to {least[name]:g} ({usual[name]:g} needs {needed(usual[name])} independent scores, there are {n})"
             for name, n in few.items()
         )
         choice = " or ".join(f"--target-{name}" for name in few)
@@ -169,7 +170,7 @@ def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> Unm
     if (found := strangers.found) is not None and strangers.can_bound(far):
         mean = found.embeddings.mean.cpu().float()
         labels = torch.full((len(mean),), -1) if strangers.labels is None else _keys(strangers.labels)
-        return UnmatchedQueries(mean, labels, found.classes if strangers.n_classes else None)
+        return UnmatchedQueries(mean, labels, found.classes)
     rows = known.searches.non_mated.isfinite().nonzero().flatten()
     kept = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[: max(KEPT, 2 * needed(far))]
     rows = rows[kept.sort().values]

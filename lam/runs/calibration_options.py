@@ -37,9 +37,11 @@ class CalibrationOptions:
         folder: a folder of fresh images in class sub-folders, or a table of texts with labels or answers; by default
             the validation split.
         strangers: a folder or table of queries without a match; by default the items of held-out classes. P(known) and
-            the flag learn from these strangers, and the bound on false accepts holds for queries like them. If the
-            held-out classes are too few to bound the target rate, labelled queries without their matches bound it.
-            Without held-out classes, P(known) and the flag learn from these labelled queries, too.
+            the flag learn from these strangers, and the bound on false accepts holds for queries like them. With
+            several sub-folders or labels, it holds for a random item of a new class, and needs as many classes as it
+            would need items. If the held-out classes are too few to bound the target rate, labelled queries without
+            their matches bound it. Without held-out classes, P(known) and the flag learn from these labelled queries,
+            too.
         unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
             queries are left out, with a warning. The queries have no effect if the interval for their share of

@@ -64,10 +64,11 @@ def bounded_queries(
     """Text that names the queries whose false accepts `far` bounds; other queries may be accepted much more often.
 
     `what` is `classes`, `identities` or `questions`. `folder` holds fresh images; None for the validation split.
-    `n_classes` is the number of held-out classes.
+    `n_classes` is the number of classes of the strangers or, without a folder of them, of held-out classes.
     """
     if strangers is not None:
-        return f"for strangers like those in {strangers}"
+        like = "strangers like those" if n_classes == 0 else f"a random item of a new class, like the {n_classes}"
+        return f"for {like} in {strangers}"
     if n_classes >= needed(far):
         return f"for a random item of an unseen class, like the {n_classes} held-out classes"
     sentence = f"for known {what}; no bound for unseen {what}"

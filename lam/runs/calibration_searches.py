@@ -16,7 +16,7 @@ from lam.gallery.embed import read_items
 from lam.pairs.relevance import Relevance
 from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Targets
-from lam.retrieval.decisions.conformal import answers_needed, needed
+from lam.retrieval.decisions.conformal import ConformalScores, answers_needed, needed
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.retrieval.metrics.reference import Reference, knn_distance
@@ -102,19 +102,34 @@ class Known:
 class Strangers:
     """Queries without a match, and their hits; None without strangers.
 
-    Strangers of held-out classes have labels; `n_classes` is the number of these classes.
+    The hits have classes if there are several. Strangers of held-out classes have labels. `impostors` are the cosines
+    of each stranger with one random gallery item.
     """
 
     found: OtherQueries | None
     labels: tuple[str, ...] | None = None
-    n_classes: int = 0
+    impostors: ConformalScores | None = None
 
     def __len__(self) -> int:
         return 0 if self.found is None else len(self.found.cosines)
 
+    @property
+    def n_classes(self) -> int:
+        """Number of classes; 0 if every stranger counts for itself."""
+        return 0 if self.found is None or self.found.classes is None else len(self.found.classes.unique())
+
     def can_bound(self, far: float) -> bool:
         """Whether the strangers can bound false accepts at the rate `far`; held-out classes must be numerous enough."""
-        return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
+        return self.found is not None and (self.labels is None or self.n_classes >= needed(far))
+
+    def verifier(self, known: Known, far: float) -> Verifier | None:
+        """The verifier of known pairs, with the strangers as impostors if these need a higher threshold for `far`."""
+        verifier, ours = known.verifier, self.impostors
+        if verifier is None or ours is None or ours.n_units < needed(far):
+            return verifier
+        theirs = verifier.impostors
+        is_enough = theirs.n_units >= needed(far) and theirs.threshold(far) >= ours.threshold(far)
+        return verifier if is_enough else replace(verifier, impostors=ours)
 
 
 def search_known(inputs: Inputs) -> Known:
@@ -182,43 +197,47 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
     """Search the gallery for the strangers of the options, by default the items of held-out classes."""
     if inputs.options.strangers is not None:
         queries = inputs.queries(inputs.options.strangers)
-        found, is_itself = _search_without_match(inputs, known, queries)
-        if n_same := int(is_itself.sum()):
+        strangers, is_stored = _search_without_match(inputs, known, queries)
+        if n_stored := int(is_stored.sum()):
             warnings.warn(
-                f"{n_same} of {len(queries)} strangers have the same embedding as an item: items of the gallery are no "
-                "strangers, and a threshold above them accepts nothing; give --strangers without a match there",
+                f"{n_stored} of {len(queries)} strangers have the same embedding as an item, or its label: items of "
+                "the gallery are no strangers, and a threshold above them accepts nothing; give --strangers without a "
+                "match there",
                 stacklevel=3,
             )
-        return Strangers(found)
+        return strangers
     if inputs.splits is None or inputs.splits.strangers is None:
         return Strangers(None)
-    queries = inputs.splits.strangers
-    found, _ = _search_without_match(inputs, known, queries, are_held_out=True)
-    labels = tuple(queries.classes[number] for number in queries.labels.tolist())
-    return Strangers(found, labels, len(queries.labels.unique()))
+    return _search_without_match(inputs, known, inputs.splits.strangers, are_held_out=True)[0]
 
 
 def _search_without_match(
     inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
-) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """Hits of strangers (never items of held-out classes); and whether each stranger equals its nearest item."""
+) -> tuple[Strangers, Bool[Tensor, " O"]]:
+    """Hits of strangers (never items of held-out classes); and whether the gallery holds the stranger or its label."""
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
+    own, labels = tuple(queries.classes[number] for number in queries.labels.tolist()), known.searchable.labels or ()
     kept = torch.arange(len(items))
-    if are_held_out and (labels := known.searchable.labels) is not None:
-        classes = {queries.classes[number] for number in queries.labels.unique().tolist()}
-        kept = torch.tensor([label not in classes for label in labels]).nonzero().flatten()
+    if are_held_out and labels:
+        held_out = set(own)
+        kept = torch.tensor([label not in held_out for label in labels]).nonzero().flatten()
     if len(kept) == 0:
         raise ValueError("the gallery holds only items of the held-out classes: index items of known classes")
     searches = _search_unmatched(mean, items[kept])
+    classes = queries.labels if are_held_out or len(queries.labels.unique()) > 1 else None
+    drawn = torch.randint(len(kept), (len(mean),), generator=torch.Generator().manual_seed(inputs.config.seed))
+    impostors = ConformalScores.of((mean.double() * items[kept[drawn]].double()).sum(1), classes)
     found = OtherQueries(
         prediction.embeddings,
         searches.cosines,
         None if known.gallery_labels is None else known.gallery_labels[kept[searches.hits]],
         prediction.features,
-        queries.labels if are_held_out else None,
+        classes,
     )
-    return found, _find_themselves(mean, items[kept], searches)
+    stored = set(labels) - {""}
+    is_stored = _find_themselves(mean, items[kept], searches).cpu() | torch.tensor([label in stored for label in own])
+    return Strangers(found, own if are_held_out else None, impostors), is_stored
 
 
 def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:

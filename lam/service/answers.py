@@ -271,7 +271,7 @@ class Responder:
         if self.calibration is None or self.calibration.verifier is None:
             return None
         impostors, far = self.calibration.verifier.impostors, self.calibration.targets.far
-        return None if len(impostors) < needed(far) else impostors.threshold(far)
+        return None if impostors.n_units < needed(far) else impostors.threshold(far)
 
 
 def _is_accepted(decision: Decision | None, hit: ItemInfo, first: ItemInfo | models.Hit | None) -> bool | None:

@@ -280,9 +280,11 @@ def test_a_flag_that_nobody_asked_for_is_chosen_anew(calibrated: Calibrated) -> 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_a_rate_that_nobody_asked_for_is_the_least_that_can_be_promised(run_copy: Path, lam: Lam) -> None:
-    raised = "few calibration data raise the promised rates: far to 0.0164 (0.001 needs 999 scores, there are 60)"
-    choice = "give more data, or choose a rate with --target-far"
-    assert lam("calibrate", run_copy, "--quiet").err == f"lam: warning: {raised}; {choice}\n"
+    warned = lam("calibrate", run_copy, "--quiet").err
+    assert warned.count("\n") == 1
+    assert "far to 0.0164" in warned
+    assert "there are 60" in warned
+    assert "--target-far" in warned
     made = Run(run_copy).calibration
     assert (made.targets, made.facts["asked_rates"]) == (Targets(far=0.0164), [])
     assert made.false_accepts.rate(made.accept_above) <= 0.0164
@@ -355,6 +357,31 @@ def test_false_accepts_can_be_promised_of_strangers(
     assert made.accept_above == pytest.approx(float(first.sort().values[-2]), abs=1e-6)
     said = lam("calibrate", run_copy, "--quiet", "--target-far=0.001", f"--strangers={folder}", code=1).err
     assert "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores" in said
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_strangers_in_subfolders_count_by_class(
+    run_copy: Path, tmp_path: Path, lam: Lam, calibrated: Calibrated
+) -> None:
+    folder, generator = tmp_path / "strangers", torch.Generator().manual_seed(0)
+    for number in range(40):
+        (path := folder / f"person {number % 4}").mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (8, 8), generator=generator, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(path / f"{number}.png")
+    options = "--target-ood=0.2", "--target-miss=0.2", "--accept=cosine", f"--strangers={folder}"
+    made, printed = calibrated("--target-far=0.25", *options)
+    assert f"for a random item of a new class, like the 4 in {folder}" in printed
+    embedded = embed_items(Run(run_copy).encoder, folder, progress=False)
+    first = Run(run_copy).gallery.search(embedded.embeddings, 1).scores[:, 0]
+    classes = torch.tensor([int(source.label[-1]) for source in embedded.sources])
+    assert made.accept_above == pytest.approx(ConformalScores.of(first, classes).threshold(0.25), abs=1e-6)
+    pairs = Run(run_copy).gallery.search(embedded.embeddings, len(Run(run_copy).gallery)).scores
+    assert (pairs > made.verifier.impostors.threshold(0.25)).double().mean() < 0.3
+    (folder / "person 0").rename(folder / "3")  # a label of the gallery
+    said = lam("calibrate", run_copy, "--target-far=0.05", *options, code=1).err
+    assert "10 of 40 strangers" in said
+    assert "at least 19 classes, got 4" in said
 
 
 @pytest.mark.long

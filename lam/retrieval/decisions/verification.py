@@ -50,7 +50,7 @@ class Verifier:
     """A match threshold and probability for pairs of images, learnt from held-out pairs.
 
     Attributes:
-        impostors: cosines of pairs that do not match.
+        impostors: cosines of pairs that do not match: of known items, or of strangers with gallery items.
         sameness: P(a pair matches) from cosine and κ, if half of all pairs match.
     """
 

@@ -94,10 +94,11 @@ class LaplaceOnline(LaplaceMethod):
             raise ValueError(f"hessian_{error}") from None
 
     def check_start(self, *, pretrained: bool) -> None:
-        """Reject a trained network, which holds no posterior."""
+        """Reject a trained network, which is not trained again."""
         if pretrained:
             raise ValueError(
-                "laplace_online cannot start from a trained network, which has no posterior: use laplace_posthoc"
+                "laplace_online cannot start from a trained network, as it forms the posterior in training: use "
+                "laplace_posthoc, or train without the checkpoint"
             )
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:

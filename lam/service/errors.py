@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from fastapi.responses import JSONResponse
+from starlette.responses import JSONResponse
 
 from lam.gallery.refusal import Refusal
 from lam.service.tracing import request_id

@@ -246,10 +246,10 @@ def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tm
     torch.testing.assert_close(made.embeddings.mean, expected.mean)
     torch.testing.assert_close(made.embeddings.kappa, expected.kappa, rtol=1e-4, atol=0)
     assert float(made.embeddings.kappa[0]) <= float(alone.kappa[:3].max())
-    fused = made.items[0].images
-    assert (fused.count, json.loads(fused.paths)) == (3, [str(path) for path in paths[:3]])
+    fused = made.items[0]
+    assert (fused.images, json.loads(fused.paths)) == (3, [str(path) for path in paths[:3]])
     assert fused.resultant == pytest.approx(float(expected.resultant[0]))
-    assert fused.least_kappa == pytest.approx(float(alone.kappa[:3].min()), rel=1e-4)
+    assert fused.least_image_kappa == pytest.approx(float(alone.kappa[:3].min()), rel=1e-4)
     assert fused.contents == pack([file_id(path) for path in paths[:3]])
     assert (made.items[1].images, made.items[1].sums) == (1, None)
     assert [replace(item, thumbnail=None) for item in made.items] == list(Run(run_copy).gallery.items)

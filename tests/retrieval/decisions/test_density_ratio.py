@@ -80,8 +80,8 @@ def test_each_kind_of_strangers_weighs_as_much_as_the_next() -> None:
     known = _scores(2000, 0)
     near, far = _scores(50, 1, 1.0), {"kappa": _scores(4000, 2)["kappa"], "knn": _scores(4000, 2)["knn"] + APART}
     contrast = DensityRatio.from_strangers(known, [near, far])
-    weights, scales = contrast.regression.weights, contrast.regression.scales
-    of_kappa, of_knn = (weight / scale.spread for weight, scale in zip(weights, scales, strict=True))
+    weights, spreads = contrast.regression.weights, contrast.regression.spreads
+    of_kappa, of_knn = (weight / spread for weight, spread in zip(weights, spreads, strict=True))
     assert abs(of_kappa - of_knn) < 0.3 * of_knn
     empty = {name: values[:0] for name, values in near.items()}
     assert DensityRatio.from_strangers(known, [empty, far]) == DensityRatio.from_strangers(known, [far])

@@ -43,18 +43,18 @@ def draw(person: int, picture: int) -> Image.Image:
 
 
 def save(people: range, name: str, pictures: range) -> None:
-    """Pictures of some people, in a folder; the gallery has a sub-folder for each person."""
+    """Pictures of some people, in a folder with a sub-folder for each person."""
     for person in people:
-        place = folder / name / (f"person-{person:02}" if name == "people" else "")
-        place.mkdir(parents=True, exist_ok=True)
+        place = folder / name / f"person-{person:03}"
+        place.mkdir(parents=True)
         for picture in pictures:
-            draw(person, picture).save(place / f"{person:02}-{picture:02}.png")
+            draw(person, picture).save(place / f"{picture:02}.png")
 
 
 save(range(40), "people", range(12))  # the gallery
-save(range(40, 60), "strangers", range(12))  # to calibrate with
+save(range(40, 100), "strangers", range(4))  # to calibrate with
 save(range(40), "known", range(12, 15))  # new pictures of people in the gallery
-save(range(60, 80), "unseen", range(3))  # people neither in training nor in calibration
+save(range(100, 120), "unseen", range(3))  # people neither in training nor in calibration
 
 # Train on the people, form the posterior, and promise that at most 5 % of the strangers are accepted.
 settings = f"""--data.root={folder}/people --output={folder}/run --data.options.preprocessing.size=32

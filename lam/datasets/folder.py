@@ -91,9 +91,8 @@ def splits(
     """Read a folder of images in three disjoint splits; see `lam.datasets.load`.
 
     The splits are the folders `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or
-    `testing`, `eval`). Missing splits are drawn from the training images, of which `validation` and `test` are
-    fractions; see `lam.datasets.splits.carve_missing`. Without classes, or with a single class, the label of each image
-    is its path.
+    `testing`, `eval`). Missing splits get the fractions `validation` and `test` of the training images; see
+    `lam.datasets.splits.carve_missing`. Without classes, or with a single class, the label of each image is its path.
     """
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}

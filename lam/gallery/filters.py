@@ -70,7 +70,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> "Filter":
-        """Parse a filter in JSON; an invalid or too large filter is refused as `invalid`."""
+        """Parse a filter in JSON; an invalid or too large filter is refused with 422."""
         _require(len(text) <= MAX_FILTER, f"has {len(text)} characters")
         try:
             content = json.loads(text, object_pairs_hook=_once_each, parse_constant=_refuse_constant)

@@ -174,7 +174,7 @@ def pack(contents: Iterable[int]) -> bytes:
 
 
 def check_id(item_id: str) -> str:
-    """The id unchanged; an id that breaks `ID_RULE` is refused as `invalid`."""
+    """The id unchanged; an id that breaks `ID_RULE` is refused with 422."""
     # `\w` does not match combining marks, which Hindi, Thai and the é of macOS need
     letters = "".join("m" if unicodedata.category(letter)[0] == "M" else letter for letter in item_id)
     *above, last = letters.split("/")
@@ -185,7 +185,7 @@ def check_id(item_id: str) -> str:
 
 
 def metadata_json(metadata: object) -> str:
-    """Metadata as JSON text for the store; invalid or too large metadata are refused as `invalid`."""
+    """Metadata as JSON text for the store; invalid or too large metadata are refused with 422."""
     if not isinstance(metadata, dict):
         raise Refusal(422, "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
     if not metadata:
@@ -216,7 +216,7 @@ def _is_deeper(value: object, levels: int) -> bool:
 def normalize_label(label: str) -> str:
     """The label in Unicode's NFC form, without blanks at its ends, so that equal labels have equal bytes.
 
-    A label that is too long, is not valid Unicode, or holds a control character is refused as `invalid`.
+    A label that is too long, is not valid Unicode, or holds a control character is refused with 422.
     """
     if len(label) > MAX_LABEL:
         raise Refusal(422, f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")

@@ -117,7 +117,7 @@ def fuse(known: Item, image: Item) -> Item:
 
     If the directions cancel, κ is 0 and the direction stays. The item keeps its label and metadata, and its thumbnail
     if it has one. An item that already holds the image is returned unchanged. An image with another label or other
-    metadata is refused as `conflict`, and so is an image for an item that already has `MAX_IMAGES`.
+    metadata is refused with 409, and so is an image for an item that already has `MAX_IMAGES`.
     """
     _refuse_another(known, image)
     if _holds(known, image):

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 class Engine:
     """An opened run: its encoder, its gallery and its calibration, if any.
 
-    If too many requests wait, or an answer takes too long, the engine's coroutines raise a `Refusal` of kind `busy`.
+    If too many requests wait, or an answer takes too long, the engine's coroutines raise a `busy` refusal.
 
     Args:
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
@@ -238,7 +238,7 @@ class Engine:
         """Copy the run into a new folder beside it, named by time.
 
         Raises:
-            Refusal: `full`, if the copy cannot be written; `busy`, if another backup waits; `conflict`, if the run is
+            Refusal: `full`, if the copy cannot be written; `busy`, if another backup waits; 409, if the run is
                 being calibrated or indexed, one of its files was altered, or its folder was moved or replaced.
         """
         if not self.run.is_in_place:

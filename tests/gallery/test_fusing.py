@@ -71,14 +71,14 @@ def test_the_same_image_counts_once() -> None:
 
 
 def test_an_item_that_is_known_by_its_content_holds_that_image() -> None:
-    before = replace(images(1, 4)[0], id="77", contents=b"")  # as the test split of a run has it
+    before = replace(images(1, 4)[0], id="77", contents=b"")  # an item of a run's test split, without contents
     same, other = replace(images(2, 4)[1], contents=pack([77])), images(3, 4)[2]
     assert fuse(before, same) is before
     fused = fuse(before, other)
     assert fused.images == 2
     assert fuse(fused, same) is fused
-    anew = replace(before, contents=pack([5]))  # its id is that of an image which it no longer is of
-    assert fuse(anew, same).images == 2
+    replaced = replace(before, contents=pack([5]))  # the id still names the earlier image
+    assert fuse(replaced, same).images == 2
 
 
 def test_images_that_cancel_are_as_unsure_as_can_be_and_can_go_on() -> None:

@@ -141,9 +141,9 @@ class Browser:
 
 @contextlib.contextmanager
 def browsing(profile: Path) -> Iterator[Browser]:
-    """Start Chromium with a new profile, and end it; skips the test without Chromium: only a browser runs a page."""
-    if CHROMIUM is None:
-        pytest.skip("only a browser runs the page's scripts, and there is no Chromium on this machine")
+    """Start Chromium with a new profile, and end it; without Chromium, skip the test."""
+    if CHROMIUM is None:  # `make test` needs Python and make alone; only a browser runs the page's scripts
+        pytest.skip("the page's scripts need a browser: apt-get install chromium")
     (their_read, our_write), (our_read, their_write) = os.pipe(), os.pipe()
     arguments = [str(CHROMIUM), *_FLAGS, f"--user-data-dir={profile}"]
     process = subprocess.Popen(

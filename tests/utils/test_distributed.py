@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lam.utils import distributed
 from lam.utils.files import read_tensors, verify
-from tests.conftest import TINY, FinishedRun
+from tests.conftest import TINY
+from tests.helpers import run_python
 from tests.utils import two_processes
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
@@ -127,14 +128,16 @@ def test_no_thread_of_gloo_is_left_to_abort_a_process_that_ends(of_two: Path) ->
         assert "gloo" not in threads
 
 
-def test_a_run_of_two_processes_equals_that_of_one(finished_run: FinishedRun, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = ("-m", "lam", "demo", f"--output={folder}", *TINY)
-    ended = torchrun(*command)
+def test_a_run_of_two_processes_equals_that_of_one(tmp_path: Path) -> None:
+    folder, alone = tmp_path / "run", tmp_path / "alone"
+    # without clipped weights no other curvature is tried, and without eigenvectors no sign is free: votes are alike
+    command = ("-m", "lam", "demo", *TINY, "--method.structure=diag", "--method.fix=projected")
+    run_python(*command, f"--output={alone}")
+    ended = torchrun(*command, f"--output={folder}")
     assert ended.returncode == 0, ended.stderr
     verify(folder, ["config.yaml", "metrics.json", "report.html"])
     assert ended.stderr.count("train ...") == ended.stdout.count("report:") == 1  # one speaks for all
-    found, expected = (json.loads((path / "metrics.json").read_text()) for path in (folder, finished_run.folder))
+    found, expected = (json.loads((path / "metrics.json").read_text()) for path in (folder, alone))
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if not name.startswith("seconds_"):
@@ -146,14 +149,11 @@ def test_a_run_of_two_processes_equals_that_of_one(finished_run: FinishedRun, tm
             if name.startswith(("ece", "tuned_ece")):
                 tolerance = 2 / 60  # of votes: one query changes its bin
             assert found[name] == pytest.approx(value, abs=tolerance, rel=1e-3), name  # κ is of an inverse
-    posteriors = [
-        read_tensors(next(path.glob("encoder/*/posterior.safetensors"))) for path in (folder, finished_run.folder)
-    ]
-    assert posteriors[0].pop("input_vectors").shape == posteriors[1].pop("input_vectors").shape  # signs are free
+    posteriors = [read_tensors(next(path.glob("encoder/*/posterior.safetensors"))) for path in (folder, alone)]
     for name, tensor in posteriors[1].items():
         scale = float(tensor.abs().max())
         torch.testing.assert_close(posteriors[0][name], tensor, rtol=1e-4, atol=1e-4 * scale, check_dtype=False)
-    again = torchrun(*command)
+    again = torchrun(*command, f"--output={folder}")
     assert (again.returncode, again.stdout) == (0, ended.stdout)
 
 

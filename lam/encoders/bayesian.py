@@ -93,7 +93,7 @@ class BayesianEncoder(Encoder):
         return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; κ comes from marginal samples, joint samples from sampled last layers."""
+        """A function that predicts batches; κ comes from samples of each output, joint samples from sampled heads."""
         self._check_head()
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(self.posterior.noise(n_samples)) if joint else None
@@ -132,7 +132,8 @@ class BayesianEncoder(Encoder):
 
         `calibration` chooses the s with the best score on held-out in-distribution data; see
         `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` chooses the α with the greatest Laplace evidence,
-        without held-out data. s stays: a choice of s would need the normalisers of the loss's densities.
+        without held-out data. It keeps s: to compare the evidence of two s, the normalisers of the loss's densities
+        would have to be known.
 
         Args:
             held_out: items with labels, outside the test data.

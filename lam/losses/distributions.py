@@ -265,7 +265,7 @@ class HIB(DistributionLoss):
         self.n_samples, self.scale, self.offset, self.n_negatives = n_samples, scale, offset, n_negatives
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The positive part of InfoNCE's second derivative; 1/τ is the slope of HIB's logits over cosines of means."""
+        """The positive part of InfoNCE's second derivative; 1/τ is the slope of HIB's logit over the means' cosine."""
         slope = self.scale * float(bessel_ratio(dimension, torch.tensor(kappa).double())) ** 2
         return {"name": "infonce", "temperature": 1 / slope, "split": "outputs", "fix": "projected"}
 

@@ -157,7 +157,9 @@ class SimSiam(Siamese):
 
 
 class BYOL(Siamese):
-    """Mean over matches of ‖h(μ₁) − t₂‖² = 2 − 2 cos, summed over both directions; a slower network gives target t₂.
+    """Mean over matches of ‖h(μ₁) − t₂‖² = 2 − 2 cos, summed over both directions; see `Siamese` for h.
+
+    The target t₂ comes from a slowly updated copy of the network; see `lam.methods.Byol`.
 
     Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.
 

@@ -110,7 +110,7 @@ def kappa_from_resultant(
     Args:
         resultant: mean resultant lengths R in [-1, 1]. Unbiased estimates can be 0 or negative; kappa is then 0.
         dimension: D >= 2.
-        one_minus_resultant: 1 - R, if known more precisely than by subtraction. Near R = 1, kappa is about
+        one_minus_resultant: 1 - R, if it is known more precisely than R. Near R = 1, kappa is about
             (D - 1) / (2 (1 - R)), and 1 - R has few correct digits if R is float32.
         max_kappa: greatest kappa; the result for R = 1.
 

@@ -272,9 +272,10 @@ class Ekfac(Structure):
 class LowRank(Structure):
     """h ⊗ (V diag(λ) Vᵀ + diag(δ)): a `Kron` that approximates A, the mean of φφᵀ, by a sketch A Ω and a diagonal.
 
-    Ω has J columns. V and λ are the eigenvectors and eigenvalues of the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ.
-    The approximation never exceeds A, so δ, the rest of A's diagonal, is not negative. Sketches with the same Ω can be
-    added and subtracted, because they are linear in A. A sketch takes F J numbers instead of F².
+    `Kron` and its base classes define h, H_a and φ. Ω has J columns. V and λ are the eigenvectors and eigenvalues of
+    the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ. The approximation never exceeds A, so δ, the rest of A's diagonal,
+    is not negative. Sketches with the same Ω can be added and subtracted, because they are linear in A. A sketch takes
+    F J numbers instead of F².
 
     Source: Tropp, Yurtsever, Udell and Cevher (2017), algorithm 3.
 

@@ -94,7 +94,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     mean = Σ κ_k μ_k / ‖Σ κ_k μ_k‖, κ = min(‖Σ κ_k μ_k‖, κ_cap); the module's docstring derives κ_cap.
 
     Args:
-        embeddings: N ≥ 1 images with κ > 0; a zero mean lowers the identity's κ and leaves its direction.
+        embeddings: N ≥ 1 images with κ > 0. An image whose mean is zero only lowers the identity's κ.
         identities: (N,) the identity of each image.
         correlation: correlation ρ in [0, 1] between the errors of two images of one identity.
 

@@ -91,13 +91,13 @@ class Score:
         needs: names of the evidence: `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a
             `Reference` of training items), `labelled` (a reference with labels), `embedded` (a reference with
             embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
-        of_posterior: whether the score is constant for a network without uncertainty.
+        of_posterior: whether the score needs uncertainty; for a network without it, the score is constant.
         uses: optional evidence, passed by keyword.
         of: names of scores, earlier in `SCORES`; `function` takes their values instead of the evidence.
         k: default number of neighbours; None for a score without neighbours.
 
     Raises:
-        ValueError: for a word instead of a tuple of words.
+        ValueError: if `needs`, `uses` or `of` is a string instead of a tuple of strings.
     """
 
     name: str

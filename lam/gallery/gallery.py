@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -256,14 +257,21 @@ def _find_matching(store: ItemStore, where: Filter, version: int) -> Matching:
     return Matching(np.array(keys, dtype=np.int64), np.array(labels, dtype=np.int64), unknown)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A hit: its key, cosine and κ, and its rank in the first search, from 0 (None if a deeper search found it)."""
 
     key: int
     score: float
     kappa: float
     rank: int | None
+
+
+def places_of(hits: Hits) -> list[list[Place]]:
+    """The hits of each query as places."""
+    columns = (hits.ids.tolist(), hits.scores.tolist(), hits.kappa.tolist())
+    return [
+        [Place(*hit, rank) for rank, hit in enumerate(zip(*row, strict=True))] for row in zip(*columns, strict=True)
+    ]
 
 
 def nearest_by_label(

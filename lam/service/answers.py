@@ -80,7 +80,7 @@ class Responder:
         self,
         search: Search,
         query: Query,
-        hits: Hits,
+        places: Sequence[Place],
         infos: Mapping[int, ItemInfo],
         *,
         size: int,
@@ -91,7 +91,7 @@ class Responder:
 
         Args:
             search, query: the search, and its query (`Search.read`).
-            hits: at least k hits of the query.
+            places: at least k hits of the query.
             infos: information on the hits, by key.
             verdict: the verdict on the query from its hits; None for an answer without a decision.
             vectors: vectors of items by key, for a search with vectors.
@@ -106,8 +106,6 @@ class Responder:
             decided = _fields(decisions, search.min_probability)
             if part is not None:  # probabilities were learnt on searches of the whole gallery
                 decided |= {"probability": None, "known": None, "right_if_known": None}
-        columns = (hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist())
-        places = [Place(*place, rank) for rank, place in enumerate(zip(*columns, strict=True))]
         first = infos[places[0].key] if places else None
         answer = models.SearchResponse(
             **decided,

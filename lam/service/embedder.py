@@ -110,8 +110,9 @@ class Embedder:
 
 def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
     """Embedding of one item from a unit vector (D,) and κ, clamped to `KAPPA_RANGE`."""
-    within = torch.tensor([kappa], dtype=torch.float64).clamp(*KAPPA_RANGE)
-    return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
+    row = min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1]), 1.0, 0.0
+    within, resultant, variance = (torch.tensor([value], dtype=torch.float64) for value in row)
+    return Embeddings(mean[None], within, resultant, variance)
 
 
 def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:

@@ -7,7 +7,7 @@ decoding, the network, filters, searches, writes, feedback and backups.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -220,14 +220,19 @@ class Engine:
         for start in range(0, len(searches), self._together):
             batch = searches[start : start + self._together]
             try:
-                answers += await self._in_time(self.searcher, partial(self._submit_all, batch))
+                answers += await self._in_time(self.searcher, partial(self._answers, batch))
             except Refusal as refusal:
                 answers += [refusal] * len(batch)
         return answers
 
-    def _submit_all(self, searches: Sequence[Search]) -> "asyncio.Future[list[SearchResponse | BaseException]]":
+    async def _answers(self, searches: Sequence[Search]) -> list[SearchResponse | BaseException]:
         futures = self.searcher.submit_all(searches)
-        return asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+        try:  # a worker does its jobs in their order, so the last one is done last
+            await asyncio.gather(asyncio.wrap_future(futures[-1]), return_exceptions=True)
+        finally:
+            for future in futures:
+                future.cancel()
+        return [future.exception() or future.result() for future in futures]
 
     async def write(self, operation: Operation) -> Change:
         """Change items; on return the change is on disk. A change that cannot be stored is refused as `full`."""
@@ -266,7 +271,7 @@ class Engine:
         """Finish the waiting jobs, and release the folder."""
         self._opened.close()
 
-    async def _in_time(self, worker: Worker[Any, Any], submit: Callable[[], "asyncio.Future[Value]"]) -> Value:
+    async def _in_time(self, worker: Worker[Any, Any], submit: Callable[[], Awaitable[Value]]) -> Value:
         try:
             with stage(worker.name):
                 return await asyncio.wait_for(submit(), self.settings.answer_seconds)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int64
 
 from lam.gallery.filters import Filter
-from lam.gallery.gallery import Gallery, Matching, nearest_by_label
+from lam.gallery.gallery import Gallery, Matching, Place, nearest_by_label, places_of
 from lam.gallery.item import ItemInfo
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
@@ -103,37 +103,36 @@ class GallerySearch:
         shown = {key for row, job in enumerate(jobs) if job.with_vector for key in hits.ids[row, : job.k + 1].tolist()}
         vectors = self._gallery.store.vectors_of(shown) if shown else {}
         size = len(self._gallery)
-        own = [hits[row : row + 1] for row in range(len(jobs))]
+        places, own = places_of(hits), dict[int, Hits]()
         together: dict[object, list[int]] = {}  # rows of queries of one kind, and each item that gets a decision
         for row, (job, query) in enumerate(zip(jobs, queries, strict=True)):
             if job.without is None:
                 together.setdefault(_kind(query), []).append(row)
                 continue
-            own[row] = _without(own[row], infos, job.without)
+            own[row] = _without(hits[[row]], infos, job.without)
+            (places[row],) = places_of(own[row])
             if self._judges_items:
                 together[row] = [row]
         verdicts: dict[int, Verdict] = {}
         for rows in together.values():
-            of_rows = hits[torch.tensor(rows)] if len(rows) > 1 else own[rows[0]]
+            of_rows = own.get(rows[0], hits[rows])
             found = responder.verdicts(part, [queries[row] for row in rows], of_rows, infos)
             verdicts |= zip(rows, found, strict=False)
         answers = results_of(
             partial(responder.answer, job, query, found, infos, size=size, verdict=verdicts.get(row), vectors=vectors)
-            for row, (job, query, found) in enumerate(zip(jobs, queries, own, strict=True))
+            for row, (job, query, found) in enumerate(zip(jobs, queries, places, strict=True))
         )
         if part is not None:
             return answers
-        firsts = [hits[row : row + 1, :1] for row in range(len(jobs))]
-        return [self._counted(*each, infos) for each in zip(jobs, answers, firsts, strict=True)]
+        return [self._counted(*each, infos) for each in zip(jobs, answers, places, strict=True)]
 
     def _counted(
-        self, job: Search, answer: SearchResponse | Exception, first: Hits, infos: Mapping[int, ItemInfo]
+        self, job: Search, answer: SearchResponse | Exception, places: Sequence[Place], infos: Mapping[int, ItemInfo]
     ) -> SearchResponse | Exception:
         """The answer, with its id and the state of the promises if it is a decision on a new, counted query."""
         if isinstance(answer, Exception) or job.without is not None or answer.decision is None or not job.counted:
             return answer
-        labels = [infos[key].label for key in first.ids.flatten().tolist()]
-        cosine, label = (float(first.scores[0, 0]), labels[0]) if labels else (-1.0, "")
+        cosine, label = (places[0].score, infos[places[0].key].label) if places else (-1.0, "")
         if (counted := self._watch.count(answer.decision, answer.kappa, cosine, label)) is None:
             return answer
         answer_id, promise, is_due = counted

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lam import datasets
+from lam.gallery.gallery import places_of
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
@@ -97,7 +98,7 @@ def image(shared_engine: Engine) -> Query:
 def answer_of(responder: Responder, query: Query, hits: Hits, described: Any, **options: Any) -> dict[str, Any]:
     search, size = Search(query, hits.ids.shape[1] or 10, **options), 60 * bool(described)
     verdict = next(iter(responder.verdicts(None, [query], hits, described)), None)
-    answer = responder.answer(search, query, hits, described, size=size, verdict=verdict, vectors={})
+    answer = responder.answer(search, query, places_of(hits)[0], described, size=size, verdict=verdict, vectors={})
     return json.loads(answer.to_json())
 
 

@@ -125,8 +125,7 @@ def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
     The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times the odds of a. For a level a,
     the best b is the share of p-values that are at most a.
     """
-    odds = np.tile(_ODDS, 4) * _LEVELS / (1 - _LEVELS)
-    return _two_valued(p[..., None] <= _LEVELS, _LEVELS, odds)
+    return np.where(p[..., None] <= _LEVELS, *_STEPS)
 
 
 def rate_bets(error: Bool[np.ndarray, "..."], rate: float) -> Float[np.ndarray, "... J"]:
@@ -136,12 +135,17 @@ def rate_bets(error: Bool[np.ndarray, "..."], rate: float) -> Float[np.ndarray, 
 
     Source: Waudby-Smith and Ramdas (2024), section 4, for one-sided bets.
     """
-    return _two_valued(error[..., None], rate, _RATE_ODDS * rate / (1 - rate))
+    return np.where(error[..., None], *_factors(rate, _RATE_ODDS))
 
 
-def _two_valued(won: np.ndarray, level: float | np.ndarray, odds: np.ndarray) -> np.ndarray:
+def _factors(level: float | np.ndarray, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the factors of won and of lost bets that expect `ratios` times the odds of `level`."""
+    odds = ratios * level / (1 - level)
     share = odds / (1 + odds)
-    return np.where(won, np.log(share / level), np.log((1 - share) / (1 - level)))
+    return np.log(share / level), np.log((1 - share) / (1 - level))
+
+
+_STEPS = _factors(_LEVELS, np.tile(_ODDS, 4))
 
 
 def online_p_value(counts: Int64[np.ndarray, " B"], cell: int, uniform: float) -> float:

@@ -213,7 +213,7 @@ def calibrate_scale(
         exponent = max(exponent for exponent in exponents if tuner.trial(exponent, best).within_error)
     scale = 10.0**exponent
     chosen = replace(posterior, likelihood_scale=scale)
-    clipped = sum(chosen.clipped_variance_share(batch) for batch in batches) / len(batches)
+    clipped = _clipped_share(chosen, batches)
     tuning = Tuning(scale, trials, tuner.direction_cosine(exponent), clipped, n_queries=len(relevance.queries))
     return Tuned(chosen, tuning, tuner.evaluated[exponent][0])
 
@@ -320,6 +320,14 @@ class _Tuner:
 
     def _posterior(self, exponent: float) -> Posterior:
         return replace(self.posterior, likelihood_scale=10.0**exponent)
+
+
+def _clipped_share(posterior: Posterior, batches: Sequence[Any]) -> float:
+    """`Posterior.clipped_variance_share` of all batches together: batches with more variance count more."""
+    spread = posterior.output_spread()
+    totals = torch.tensor([float(spread(batch).total.double().sum()) for batch in batches], dtype=torch.float64)
+    shares = totals.new_tensor([posterior.clipped_variance_share(batch) for batch in batches])
+    return float(shares @ totals / totals.sum())
 
 
 def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:

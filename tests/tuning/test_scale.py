@@ -196,6 +196,19 @@ def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
         encoder.tune([(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))])
 
 
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_the_share_of_clipped_variance_does_not_depend_on_the_cut_into_batches(layers: str):
+    (inputs, labels), *batches = make_batches(5, N=32)
+    inputs = inputs * torch.linspace(0.1, 5, len(inputs))[:, None]
+    encoder = fit(batches, layers=layers)
+    shares = []
+    for cut in (32, 29):
+        encoder.tune(list(zip(inputs.split(cut), labels.split(cut), strict=True)), n_samples=8, greatest=1e4)
+        assert encoder.tuning is not None
+        shares.append(encoder.tuning.clipped_share)
+    assert 0 < shares[0] == pytest.approx(shares[1], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("structure", "advice"),
     [

@@ -178,10 +178,20 @@ class DropoutEncoder(SeededEncoder):
     def _outputs(self, inputs: Any, n_samples: int) -> tuple[Tensor, Tensor]:
         """Features (N, P) without dropout and sampled outputs (S, N, D) before normalisation."""
         network, head = self.network, self.head
-        dropped: list[tuple[str, Any]] = []
-        with _hooks(network, lambda path: lambda _layer, _inputs, output: dropped.append((path, output))):
+        dropped: list[tuple[str, Tensor]] = []
+        entered: list[Tensor] = []
+
+        def copied(path: str) -> Callable[..., Tensor]:
+            def hook(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+                dropped.append((path, output.clone()))  # without dropout, a layer returns its input itself
+                return dropped[-1][1]
+
+            return hook
+
+        layer = network.get_submodule(head)
+        with _hooks(network, copied), layer.register_forward_pre_hook(lambda _, args: entered.extend(args)):
             features, _ = features_and_output(network, head, inputs)
-        if len(dropped) == 1 and dropped[0][1] is features:  # masks on the features save S passes
+        if len(dropped) == len(entered) == 1 and entered[0] is dropped[0][1]:  # masks on the features save S passes
             path = dropped[0][0]
             seeds, layer = (derive_seed(self.seed, s, path) for s in range(n_samples)), dropouts_of(network)[path]
             samples = (features * mask_of(layer, features, seed) for seed in seeds)

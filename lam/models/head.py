@@ -143,13 +143,14 @@ def check_weights(
 
 @contextmanager
 def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
-    """A list that collects the head's inputs, positional or named, while the network runs."""
+    """A list that collects copies of the head's inputs, positional or named, while the network runs."""
     head_inputs: list[Any] = []
     own = threading.get_ident()
 
     def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _runs_in(own):
-            head_inputs.append(args[0] if args else kwargs["input"])
+            entered = args[0] if args else kwargs["input"]  # later layers may change it in place
+            head_inputs.append(entered.clone() if isinstance(entered, Tensor) else entered)
 
     layer = network.get_submodule(head)
     with network_lock, uncompiled(network, [layer]), layer.register_forward_pre_hook(record, with_kwargs=True):

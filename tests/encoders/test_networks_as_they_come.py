@@ -81,6 +81,23 @@ def test_a_fit_of_a_lower_layer_leaves_a_parametrised_head_as_it_was() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
+class Reused(Ending):
+    """A network that changes the head's input in place after the head, to save memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x)
+        output = self.head(features)
+        features.mul_(-3)
+        return output
+
+
+def test_features_are_the_heads_inputs_also_if_they_change_later() -> None:
+    network, batches = Reused(lambda f: f), make_batches()
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    with torch.no_grad():
+        assert torch.equal(encoder.features(batches[0]), network.body(batches[0][0]))
+
+
 def test_a_network_without_weights_is_refused() -> None:
     halfway = make_network()
     list(halfway.children())[-1].to("meta")

@@ -127,6 +127,21 @@ def test_layers_below_the_only_dropout_before_the_head_run_once():
             torch.testing.assert_close(F.normalize(network(inputs)), expected)
 
 
+class Aside(Backbone):
+    """A network with dropout before a classifier, not before the head."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = self.body(inputs).relu()
+        self.logits = self.dropout(features).sum(1)
+        return self.head(features)
+
+
+def test_dropout_beside_the_head_does_not_count_as_before_it():
+    prediction = DropoutEncoder(Aside(), "head").predict(torch.randn(5, 6), n_samples=4, joint=True)
+    assert prediction.samples is not None
+    assert torch.equal(prediction.samples, prediction.samples[:1].expand(4, -1, -1))
+
+
 def test_float64_stays_and_kappa_is_that_of_the_fitted_distribution():
     network = Backbone().double()
     prediction = DropoutEncoder(network, "head").predict(

@@ -44,9 +44,9 @@ class BayesianEncoder(Encoder):
         head: path of the head in the network.
         posterior: the Gaussian over the head's weights.
         relation: rule for positive and negative pairs.
-        mean: directions of embeddings: `network` for the network's output, which no posterior changes; or `sampled` for
-            the mean direction of the samples, as in Warburg et al. (2023).
-        tuning: the trials of the last `tune` by calibration, if any.
+        mean: directions of embeddings: `network` for the network's output, the same for every posterior; or `sampled`
+            for the mean direction of the samples, as in Warburg et al. (2023).
+        tuning: the trials of the last `tune`, if any; `marginal_likelihood` has none.
         recommendation: the result of the last `recommend`; None after `tune` or `forget`.
     """
 

@@ -85,7 +85,7 @@ def evaluate(
     encoder's own score, κ by default. Keys of other scores have a suffix, as in `auroc_variance`; keys of OOD sets
     after the first end in `@name`. If some queries lack a match, `no_match_auprc` measures how well a score finds them.
 
-    Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
+    Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists how their code differs from lam.
 
     Args:
         id: in-distribution items that were not used for training or tuning. If they have soft labels, scores are

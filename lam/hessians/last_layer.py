@@ -77,7 +77,9 @@ def diagonal_ggn(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Diagonal:
-    """Diagonal GGN of a loss, Σ_a H_a,ii φ_aj² plus any cross terms: `ggn_of_batch` for a `Diagonal`.
+    """Diagonal of a loss's GGN: Σ_a H_a,ii φ_aj² for weight W_ij, plus any cross terms; see `ggn_of_batch`.
+
+    H_a holds the second derivatives of the loss by the outputs of item a.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature

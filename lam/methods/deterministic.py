@@ -39,7 +39,7 @@ class Deterministic(Method):
 class Norm(Deterministic):
     """Train a network by `training.loss`; κ is the length of the embedding before normalisation.
 
-    `training.seed` also draws samples from the distributions.
+    `training.seed` also determines the samples of the embeddings' distributions.
     """
 
     name = "norm"

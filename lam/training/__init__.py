@@ -34,8 +34,8 @@ def train(
     Args:
         network: maps inputs (N, ...) to unit embeddings (N, D). After training, it is in evaluation mode, with the
             weights of the best epoch. Wrappers, such as torch.compile's, share these weights.
-        dataset: data set of (input, label, ...), with a length, and optionally `__getitems__`, and `labels` or
-            `targets`.
+        dataset: data set of (input, label, ...) with a length. It may have `__getitems__`, and all labels as `labels`
+            or `targets`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
         step: gradient of a batch; by default the gradient of the loss at the network's current weights.
         method: name of the method; checkpoints of another method are rejected.

@@ -26,10 +26,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class SummedCurvature(ABC):
-    """Curvature h = Σ_t w_t S_t/n_t of a loss with respect to some weights of a network, as sums S_t over batches.
+    """Curvature of a loss with respect to weights of a network, h = Σ_t w_t S_t/n_t, with sums S_t over batches.
 
-    A loss has T terms t, such as positive and negative pairs. The sums are neither normalised nor clipped, so batches
-    can be added and subtracted. If the curvature is not averaged, h is Σ_t w_t S_t.
+    A loss has T terms t, such as positive and negative pairs, with weights w_t and n_t summands. The sums are neither
+    normalised nor clipped, so batches can be added and subtracted. If the curvature is not averaged, h is Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...) sums S_t.
@@ -38,10 +38,10 @@ class SummedCurvature(ABC):
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
         shared_fields: names of the fields that must be equal in two summands, up to `shared_within`.
-        shared_within: greatest difference of two entries of `shared_fields`.
+        shared_within: tolerance for the entries of these fields.
         shared_hint: advice in the error for summands with different `shared_fields`.
         setting_fields: names of the fields that are settings.
-        takes_cross_terms: whether the sums can hold cross terms.
+        takes_cross_terms: whether the sums can hold cross terms, see `Curvature.has_cross_terms`.
     """
 
     name: ClassVar[str]

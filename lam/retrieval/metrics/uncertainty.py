@@ -25,7 +25,7 @@ _ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 def sparsification(
     correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Accuracy of the remaining queries after a share f of the queries, the most uncertain ones, is dropped.
+    """Accuracy of the queries without the most uncertain share f, for each f.
 
     accuracy(f) = C((1 − f)Q) / ((1 − f)Q), where C(m) is the number of right first hits among the m most certain of Q
     queries. C is interpolated between integers m, and averaged over all orders of tied queries. A good uncertainty
@@ -36,7 +36,7 @@ def sparsification(
         uncertainty: (Q,) higher is more uncertain, such as −κ; infinities are allowed.
 
     Returns:
-        (F,) the shares f = 0, 0.01 … 0.98 and (F,) the accuracies, both float64; accuracies are NaN for no query.
+        (F,) the shares f = 0, 0.01 … 0.98 and (F,) the accuracies, both float64; accuracies are NaN without queries.
 
     Raises:
         ValueError: for a NaN, or for arguments of different lengths.

@@ -72,7 +72,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_targets_of_make_exist(page: Path) -> None:
-    for target in re.findall(r"\bmake (\w+)`?$|`make (\w+)`", text(page), re.MULTILINE):
+    for target in re.findall(r"^make (\w+)$|after make (\w+)$|`make (\w+)`", text(page), re.MULTILINE):
         assert f"\n{''.join(target)}:" in text(ROOT / "Makefile"), target
 
 

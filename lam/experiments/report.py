@@ -25,6 +25,10 @@ class Sweep:
     table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. If only some
     experiments have a column, it is None for other ones. For each numeric setting, curves show every result over the
     values.
+
+    Attributes:
+        values: the values of each setting, by name.
+        experiments: an experiment for each combination, in the same order.
     """
 
     values: Mapping[str, Sequence[Any]]

@@ -50,7 +50,7 @@ class Norm(Deterministic):
 class McDropout(Deterministic):
     """Train a network with its own dropout layers, which stay active when it embeds.
 
-    `training.seed` also draws the masks. A trained network may have been trained with or without dropout.
+    `training.seed` also determines the masks. A trained network may have been trained with or without dropout.
 
     Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4, with a rate of 0.05.
     """

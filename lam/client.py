@@ -51,6 +51,7 @@ class Item:
     resultant: float
     uncertain: bool | None
     thumbnail: str | None
+    vector: Sequence[float] | None
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,16 @@ class Hit(Item):
 
 
 @dataclass(frozen=True)
+class Group:
+    """The nearest items of a label."""
+
+    label: str
+    hits: Sequence[Hit]
+
+
+@dataclass(frozen=True)
 class Answer:
-    """The answer to a search; `fields` holds all its fields."""
+    """The answer to a search; `fields` holds all its fields. With `group_by`, `groups` replaces the hits."""
 
     decision: str | None
     probability: float | None
@@ -75,6 +84,7 @@ class Answer:
     calibration: str
     gallery_size: int
     hits: Sequence[Hit]
+    groups: Sequence[Group] | None
     fields: Json
 
 
@@ -110,15 +120,27 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def search(self, query: Query, *, k: int = 10, min_probability: float = 0.0, filter: Json | None = None) -> Answer:
-        """Decide whether the gallery holds a match, and find the nearest items."""
-        found = self._ask("POST", "/v1/search", query, k=k, min_probability=min_probability, filter=filter)
-        return _answer(found)
+    def search(self, query: Query, *, k: int = 10, filter: Json | None = None, **parameters: Any) -> Answer:
+        """Decide whether the gallery holds a match, and find the nearest items.
 
-    def search_batch(self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None) -> list[Answer]:
-        """Search for several queries in one request, which is faster; a refused query raises a `ServiceError`."""
+        Args:
+            query: image, text or embedding.
+            k: number of hits, or of groups.
+            filter: only items that pass it.
+            parameters: `min_probability`, `score_threshold`, `with_vector`, `group_by="label"` and `group_size`, as in
+                docs/reference/http.md.
+        """
+        return _answer(self._ask("POST", "/v1/search", query, k=k, filter=filter, **parameters))
+
+    def search_batch(
+        self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None, **parameters: Any
+    ) -> list[Answer]:
+        """Search for several queries in one request, as `search` does but without groups; this is faster.
+
+        A refused query raises a `ServiceError`.
+        """
         body = {"queries": _parts("queries", queries)}
-        answers = self._ask("POST", "/v1/search/batch", body, k=k, filter=filter)["answers"]
+        answers = self._ask("POST", "/v1/search/batch", body, k=k, filter=filter, **parameters)["answers"]
         for place, found in enumerate(answers):
             if "error" in found:
                 raise ServiceError(found["status"], f"query {place}: {found['error']}", found["allowed"])
@@ -164,15 +186,15 @@ class Client:
         known = {name: value for name, value in feedback.items() if value is not None}
         return self._ask("POST", "/v1/feedback", known)["promise"]
 
-    def get(self, id: str) -> Item:
+    def get(self, id: str, *, with_vector: bool = False) -> Item:
         """Look an item up."""
-        return _of(Item, self._ask("GET", _path(id)))
+        return _of(Item, self._ask("GET", _path(id), with_vector=with_vector))
 
-    def items(self, *, filter: Json | None = None) -> Iterator[Item]:
+    def items(self, *, filter: Json | None = None, with_vector: bool = False) -> Iterator[Item]:
         """All items that pass a filter, sorted by id."""
         after = ""
         while after is not None:
-            page = self._ask("GET", "/v1/items", after=after, limit=1000, filter=filter)
+            page = self._ask("GET", "/v1/items", after=after, limit=1000, filter=filter, with_vector=with_vector)
             yield from (_of(Item, item) for item in page["items"])
             after = page["after"]
 
@@ -189,6 +211,10 @@ class Client:
             if error.status != 404:
                 raise
         return False
+
+    def delete_items(self, *, filter: Json) -> int:
+        """Erase all items that pass a filter, in one step; returns their number."""
+        return self._ask("DELETE", "/v1/items", filter=filter)["deleted"]
 
     def _ask(self, method: str, path: str, body: Query | Json | None = None, **parameters: Any) -> Json:
         content, headers = (None, {}) if method in ("GET", "DELETE") else _encoded(body)
@@ -228,7 +254,12 @@ def _of(kind: type[Kind], found: Mapping[str, Any]) -> Kind:
 
 
 def _answer(found: Json) -> Answer:
-    return _of(Answer, {**found, "hits": [_of(Hit, hit) for hit in found["hits"]], "fields": found})
+    groups = found["groups"] and [Group(group["label"], _hits(group)) for group in found["groups"]]
+    return _of(Answer, {**found, "hits": _hits(found), "groups": groups, "fields": found})
+
+
+def _hits(found: Json) -> list[Hit]:
+    return [_of(Hit, hit) for hit in found["hits"]]
 
 
 def _encoded(body: Any) -> tuple[bytes, dict[str, str]]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lam import client as module
-from lam.client import Answer, Client, Comparison, Embedding, Hit, Item, ServiceError
+from lam.client import Answer, Client, Comparison, Embedding, Group, Hit, Item, ServiceError
 from lam.service import models
 from tests.helpers import run_python
 from tests.service.serving import served
@@ -71,6 +71,15 @@ def test_items_come_are_found_and_go(asked: Client, png: bytes, tmp_path: Path) 
     filter = {"must": [{"has_label": ["grey"]}]}
     assert [hit.id for hit in asked.search(png, filter=filter).hits] == [item.id]
     assert [found.id for found in asked.items(filter=filter)] == [item.id]
+    (group, *_) = asked.search(png, k=2, group_by="label", group_size=1).groups or ()
+    assert (group.label, [hit.id for hit in group.hits]) == ("grey", [item.id])
+    (hit,) = asked.search_batch([png], filter=filter, score_threshold=0.5, with_vector=True)[0].hits
+    assert (
+        hit.vector
+        == asked.get(item.id, with_vector=True).vector
+        == next(asked.items(with_vector=True, filter=filter)).vector
+    )
+    assert (len(hit.vector), item.vector) == (3, None)
     query = asked.embed(png)
     assert asked.search(query, k=1).hits[0].id == item.id
     other = asked.add(query, label="by its embedding", metadata={"n": None})
@@ -81,6 +90,7 @@ def test_items_come_are_found_and_go(asked: Client, png: bytes, tmp_path: Path) 
     assert len(list(asked.items())) == size + 1
     two = asked.add_batch([png, query], ids=["a", "b"], labels=["x", ""], metadata=[{"n": np.int64(1)}, {}])
     assert [(item.id, item.label, item.metadata) for item in two] == [("a", "x", {"n": 1}), ("b", "", {})]
+    assert asked.delete_items(filter={"must": [{"has_id": ["a", "b"]}]}) == 2
     with pytest.raises(ServiceError, match="nothing was stored: items 1 of 2"):
         asked.add_batch([png, b"no picture"])
     assert asked.judge(answer, label=answer.hits[0].label) in ("holds", "in doubt", "broken")
@@ -195,7 +205,7 @@ def test_queries_are_sent_by_their_kind(png: bytes) -> None:
     assert [json.loads(request.content) for request in requests[4:]] == [
         {"text": "where?"}, {"embedding": "AACAPwAAAAA=", "kappa": 5.0},
     ]  # fmt: skip
-    assert all(request.url.query == b"k=10&min_probability=0.0" for request in requests)
+    assert all(request.url.query == b"k=10" for request in requests)
     for query, kind in (([1.0, 0.0], "list"), (None, "NoneType")):
         with pytest.raises(TypeError, match=f"a query must be .*, got {kind}"):
             answering()[0].search(query)  # pyright: ignore[reportArgumentType]
@@ -244,6 +254,7 @@ def test_values_that_json_cannot_hold_are_named() -> None:
         (Embedding, models.EmbedResponse),
         (Item, models.ItemResponse),
         (Hit, models.Hit),
+        (Group, models.Group),
         (Answer, models.SearchResponse),
         (Comparison, models.VerifyResponse),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64, Integer, Shaped, UInt8
@@ -162,10 +162,13 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return part
 
     def joined(self: Items, *others: Items) -> Items:
-        """The items of data sets of one kind, in order; an attribute that some data sets lack becomes None."""
+        """The items of data sets, in order; an attribute that some data sets lack becomes None.
+
+        Of data sets of different kinds, only the items, labels and previews are kept.
+        """
         parts = (self, *others)
-        if len(kinds := {type(part).__name__ for part in parts}) > 1:
-            raise ValueError(f"data sets must be of one kind to be joined, got {', '.join(sorted(kinds))}")
+        if len({type(part) for part in parts}) > 1:
+            return cast(Items, _Mixed(parts))
         whole = copy.copy(self)
         for name in self._per_item:
             values: list[Any] = [getattr(part, name) for part in parts]
@@ -201,6 +204,25 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
             if len(drawn) >= n:
                 break
         return top_up(drawn, n, len(self), generator)
+
+
+class _Mixed(Dataset):
+    """Items of data sets of different kinds."""
+
+    sources: tuple[tuple[Dataset, int], ...]
+
+    def __init__(self, parts: Sequence[Dataset]) -> None:
+        first, sources = parts[0], tuple((part, row) for part in parts for row in range(len(part)))
+        labels, preprocessing = torch.cat([part.labels for part in parts]), first.preprocessing
+        super().__init__(labels, name=first.name, classes=first.classes, preprocessing=preprocessing, sources=sources)
+
+    def __getitem__(self, index: int) -> tuple[Shaped[Tensor, "..."], int | Tensor]:
+        part, row = self.sources[index]
+        return part[row]
+
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
+        part, row = self.sources[index]
+        return part.preview(row, side=side)
 
 
 def labels_of(names: Iterable[str], classes: Iterable[str]) -> Int64[Tensor, " N"]:

@@ -215,10 +215,17 @@ class TestStratifiedSplit:
         assert sorted(position for part in parts for position in positions(part)) == list(range(30))
 
 
-def test_data_sets_of_different_kinds_are_not_joined():
+def test_data_sets_of_different_kinds_are_joined_by_their_items():
     images = data_set()
-    with pytest.raises(ValueError, match="of one kind to be joined, got ImagesAsFiles, TensorImages"):
-        images.joined(ImagesAsFiles(images, images.preprocessing))
+    other = ImagesAsFiles(images, images.preprocessing)
+    joined = images.joined(other)
+    assert joined.labels.tolist() == [*images.labels.tolist(), *other.labels.tolist()]
+    assert joined.classes == images.classes
+    part = joined.subset([1, len(images) + 2])
+    for (item, label), (expected, own) in zip(part, (images[1], other[2]), strict=True):
+        assert torch.equal(item, expected)
+        assert label == own
+    assert part.preview(1) == other.preview(2)
 
 
 def test_missing_data_is_both_kinds_of_error():

@@ -210,7 +210,8 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     if "" in classes:
         raise ValueError(f"{folder} has a folder whose name is blank: rename it to the class of its images")
     beside = list(folder.iterdir())
-    beside += [file for path in beside if path.is_dir() and _is_of_system(path, folder) for file in path.rglob("*")]
+    rest = {path for path in beside if path.is_dir()} - {*_folders(folder)}  # hidden, or of the system
+    beside += [file for path in rest for file in path.rglob("*")]
     strays = _images_among([path for path in sorted(beside) if not path.is_dir()], folder, left_out)
     _warn_left_out(folder, {"belong to no class": strays} | left_out)
     _warn_merged(folder, classes)
@@ -232,6 +233,8 @@ def _images_among(paths: Iterable[Path], folder: Path, left_out: dict[str, list[
     images: list[Path] = []
     for path in paths:
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            if _is_image(path):  # not a hidden file, so it lies in a hidden folder
+                left_out["lie in hidden folders"].append(path)
             continue
         if _is_of_system(path, folder):
             if path.is_file():

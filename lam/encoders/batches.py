@@ -77,7 +77,8 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
 
     Args:
         inputs: a loader, or one batch. Two tensors, or a tensor and a list, of equal length are inputs and targets if
-            `labelled`; so are two tensors if the second has fewer axes. Otherwise they are two batches.
+            `labelled`; so are two tensors if the second has fewer axes, and a tensor and a list without tensors.
+            Otherwise they are two batches.
         labelled: whether every batch has targets.
 
     Raises:
@@ -89,9 +90,10 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
         first, second = inputs[:2]
         if isinstance(first, Mapping):
             return inputs if isinstance(second, Mapping) else [inputs]
-        as_long = _is_array(first) and hasattr(second, "__len__") and len(first) == len(second)
-        if as_long and (labelled or (_is_array(second) and len(second.shape) < len(first.shape))):
-            return [inputs]
+        if _is_array(first) and hasattr(second, "__len__") and len(first) == len(second):
+            has_fewer_axes = _is_array(second) and len(second.shape) < len(first.shape)
+            if labelled or has_fewer_axes or (isinstance(second, list) and not any(map(_is_array, second))):
+                return [inputs]
     loader: Any = inputs
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
         raise ValueError(

@@ -22,9 +22,15 @@ IMAGES, FEATURES, LABELS, POSITIONS = (
 
 
 def test_inputs_with_labels_or_positions_are_one_batch() -> None:
-    for pair in ((IMAGES, LABELS), (IMAGES, POSITIONS), [FEATURES, LABELS]):
+    for pair in ((IMAGES, LABELS), (IMAGES, POSITIONS), [FEATURES, LABELS], (IMAGES, LABELS.tolist())):
         assert as_batches(pair) == [pair]
-    for batches in ([IMAGES, IMAGES], [FEATURES, FEATURES], [(IMAGES, POSITIONS)] * 2, [IMAGES, LABELS[:7]]):
+    for batches in (
+        [IMAGES, IMAGES],
+        [FEATURES, FEATURES],
+        [(IMAGES, POSITIONS)] * 2,
+        [IMAGES, LABELS[:7]],
+        [IMAGES[:2], (IMAGES, LABELS)],
+    ):
         assert as_batches(batches) is batches
     assert as_batches((FEATURES, POSITIONS), labelled=True) == [(FEATURES, POSITIONS)]
 

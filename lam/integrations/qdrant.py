@@ -123,17 +123,13 @@ class QdrantGallery:
     def calibrate(self, queries: Embeddings, labels: Sequence[str], choices: Choices | None = None) -> Calibration:
         """Calibrate on the collection; arguments and errors as in `lam.retrieval.calibrate_vectors`."""
         vectors, own = self.vectors()
-        if n_missing := own.count(""):
-            raise ValueError(
-                f"{n_missing} of {len(own)} points of {self.collection!r} have no {self._label!r} in their payload: "
-                "give each a label, or name another key with QdrantGallery(..., label=KEY)"
-            )
+        self._require_labels(own, at_most=0)
         return calibrate_vectors(queries, labels, vectors, own, choices)
 
     def answer(
         self, queries: Embeddings, calibration: Calibration, *, features: Float[Tensor, "Q P"] | None = None, k: int = 5
     ) -> list[Answer]:
-        """Search for queries and decide on their hits; errors as in `lam.retrieval.judge`.
+        """Search for queries and decide on their hits; errors as in `lam.retrieval.judge`, or if no hit has a label.
 
         Args:
             features: (Q, P) features of the queries, from `Encoder.predict`; some scores need them.
@@ -153,9 +149,18 @@ class QdrantGallery:
             found = [response.points for response in self.client.query_batch_points(self.collection, requests)]
         scores = [[point.score for point in points] for points in found]
         labels = [[self._label_of(point) for point in points] for points in found]
+        every = [label for row in labels for label in row]
+        self._require_labels(every, at_most=max(0, len(every) - 1))
         decisions = judge(calibration, queries, scores, labels, gallery_size=len(self), features=features)
         rows = zip(decisions.decision, decisions.probability.tolist(), queries.kappa.tolist(), found, strict=True)
         return [Answer(decision, share, kappa, tuple(points[:k])) for decision, share, kappa, points in rows]
+
+    def _require_labels(self, labels: Sequence[str], *, at_most: int) -> None:
+        if (n_missing := labels.count("")) > at_most:
+            raise ValueError(
+                f"{n_missing} of {len(labels)} points of {self.collection!r} have no {self._label!r} in their payload: "
+                "give each a label, or name another key with QdrantGallery(..., label=KEY)"
+            )
 
     def _label_of(self, point: Any) -> str:
         *above, last = self._label.split(".")

@@ -140,6 +140,8 @@ def test_arguments_that_do_not_fit_are_an_error(client: Any) -> None:
     assert store.answer(stored[:0], made) == []
     with pytest.raises(ValueError, match="300 of 300 points of 'help' have no 'missing' in their payload"):
         QdrantGallery(client, "help", label="missing").calibrate(*items(Q, 2), CHOICES)
+    with pytest.raises(ValueError, match="no 'missing' in their payload"):
+        QdrantGallery(client, "help", label="missing").answer(stored[:1], made)
     with pytest.raises(ValueError, match="dimension 8, got 3"):
         store.add([1], type(stored)(torch.eye(3), *torch.ones(3, 3))[:1], ["a"])
     assert isinstance(made, Calibration)

@@ -139,7 +139,9 @@ def _facts(
         ),
         "answers_wrong": None
         if targets.wrong is None
-        else query_mixture(n_queries, n_queries - len(right), len(strangers), paths["strangers"]),
+        else query_mixture(
+            n_queries, n_queries - len(right), strangers.n_classes or len(strangers), paths["strangers"]
+        ),
         "without_label": known.searchable.without_label,
         "unlabelled": paths["unlabelled"],
         "n_unlabelled": 0 if mixture is None else len(mixture.cosines),

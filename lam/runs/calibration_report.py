@@ -82,7 +82,10 @@ def bounded_queries(
 
 
 def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strangers: str | None) -> str:
-    """Words for the queries to which the bound on wrong answers applies; `strangers` is None for held-out classes."""
+    """Words for the queries to which the bound on wrong answers applies; `strangers` is None for held-out classes.
+
+    A class of strangers counts as one stranger.
+    """
     without = n_without_match + n_strangers
     share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
     whom = ""

@@ -261,7 +261,9 @@ class DeleteItemsResponse(Answer):
 class FeedbackResponse(Answer):
     """Counted feedback."""
 
-    counted: Annotated[list[str], Field(description="the tests that count it: `far`, `wrong`")]
+    counted: Annotated[
+        list[str], Field(description="the tests that count it: `far`, `wrong`; none for a stranger counted before")
+    ]
     promise: PromiseState
 
 

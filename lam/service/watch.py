@@ -1,6 +1,7 @@
 """`Watch` tests, by queries and feedback, whether the promised error rates hold, and gives each answer an id.
 
-The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, and the ids of judged answers.
+The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, the ids of judged answers, and
+hashes of the strangers' labels, because answers to one stranger depend on each other: only the first counts.
 Answers are not stored: the id of an answer holds its time, its decision and a hash of the first hit's label, signed by
 HMAC. The tests are written with each feedback, and every few seconds while queries arrive. A killed service forgets the
 queries of the last seconds, but no acknowledged feedback.
@@ -41,6 +42,7 @@ CREATE INDEX judged_at ON judged (at);
 INSERT INTO promise VALUES (1, randomblob(32), x'', x'', x'');
 PRAGMA user_version = {_FORMAT};
 """
+_FOREVER = 2**62  # a time, for rows that do not age
 _EVERY = 5.0  # seconds between two writes of the tests
 _ANSWER = struct.Struct(">8s8sIBq")  # a random number, the start of the key, the time, the decision, the label
 _REMEDY = "delete its folder to begin anew, without its feedback"
@@ -145,7 +147,8 @@ class Watch:
         """Count feedback, and write it to disk; returns the tests that count it, and the state of the promises.
 
         Args:
-            label: the true label, empty if every item in the gallery is wrong; None if only `correct` is known.
+            label: the true label, empty if every item in the gallery is wrong; None if only `correct` is known. Of
+                the answers to strangers with one label, only the first counts.
             correct: whether a match is right; None if the label is known.
             holds: tells whether the gallery holds a label.
 
@@ -172,7 +175,11 @@ class Watch:
                 now = int(time.time())
                 self._database.execute("DELETE FROM judged WHERE at < ?", (now - DAYS * 86_400,))
                 self._database.execute("INSERT INTO judged VALUES (?, ?)", (answer, now))
-                counted = promise.judge(matched=matched, stranger=stranger, right=right)
+                is_new = True
+                if stranger and label:
+                    row = b"label" + label_key(label).to_bytes(8, signed=True), _FOREVER
+                    is_new = self._database.execute("INSERT OR IGNORE INTO judged VALUES (?, ?)", row).rowcount > 0
+                counted = promise.judge(matched=matched, stranger=stranger, right=right) if is_new else []
                 self._write(promise)
         except sqlite3.IntegrityError:
             raise Refusal(409, "this answer was judged before", allowed="one feedback on each answer") from None

@@ -109,6 +109,15 @@ def test_feedback_is_counted_once(client: TestClient, engine: Engine) -> None:
     assert readings(client)["far"]["n"] == 2
 
 
+def test_of_the_answers_to_one_stranger_only_the_first_counts(served_run: Path) -> None:
+    for counted in (["far", "wrong"], []):  # even after a restart
+        with opened(served_run, SMALL) as (client, engine):
+            for label, expected in (("an unknown oak", counted), ("an unknown oak", []), ("", ["far", "wrong"])):
+                assert feedback(client, match(engine, "oak"), label=label).json()["counted"] == expected
+    with opened(served_run, SMALL) as (client, _):
+        assert readings(client)["far"]["n"] == 3
+
+
 def test_answers_that_are_no_match_are_judged_by_a_label(client: TestClient, engine: Engine) -> None:
     query = embedding(engine.gallery.dimension, kappa=1e-3)
     answer = search(client, query)

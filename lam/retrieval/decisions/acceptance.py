@@ -43,7 +43,8 @@ class Acceptance:
         match_probability: computes the probability.
         false_accepts: statistics of strangers, or of calibration queries searched without their matches.
         right_hits: (R,) sorted statistics of the queries with a match; −∞ if the first hit is wrong.
-        statistics: (S,) statistics of all calibration queries, in the whole gallery, and of separate strangers.
+        statistics: (S,) statistics of all calibration queries, in the whole gallery, and of separate strangers; in a
+            calibration, one stranger of each class.
         is_right: (S,) whether each query's first hit is right; False for a stranger.
     """
 

@@ -17,7 +17,7 @@ from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input
 from lam.retrieval.decisions.match_probability import SHARE, DensityRatio, MatchProbability
 from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
-from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.decisions.probability import probability_bins, random_order
 from lam.retrieval.metrics.open_set import Searches
 from lam.retrieval.metrics.reference import Reference
 from lam.utils.checks import check_share
@@ -229,6 +229,15 @@ def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str
         for kind in kinds
     ]
     acceptances, right_if_known = tuple(acceptance for acceptance, _ in fitted), fitted[0][1]
+    accepted = None
+    if strangers is not None and strangers.classes is not None:
+        accepted = ConformalScores.of(acceptances[0].statistics[len(searches) :], strangers.classes)
+        order = random_order(len(strangers.classes)).tolist()
+        drawn = {int(strangers.classes[row]): row for row in order}  # items of one class depend on each other
+        rows = torch.tensor([*range(len(searches)), *(len(searches) + row for row in drawn.values())])
+        acceptances = tuple(
+            replace(one, statistics=one.statistics[rows], is_right=one.is_right[rows]) for one in acceptances
+        )
     correct, miss = searches.correct[searches.has_mate], choices.targets.conformal_miss
     calibration = Calibration(
         key=key,
@@ -246,8 +255,7 @@ def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str
         facts=facts,
     )
     _check_promises(calibration)
-    if strangers is not None and strangers.classes is not None and not choices.of_strangers:
-        accepted = ConformalScores.of(acceptances[0].statistics[len(searches) :], strangers.classes)
+    if accepted is not None and not choices.of_strangers:
         calibration.facts["strangers_set_aside"] = accepted.n_units
         calibration.facts["strangers_accepted"] = accepted.share_above(calibration.accept_above)
     return calibration

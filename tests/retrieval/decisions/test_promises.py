@@ -73,6 +73,14 @@ def test_given_strangers_count_as_wrong_answers_and_made_ones_do_not() -> None:
     assert len(_calibrated(0, wrong=0.5).acceptances[0].statistics) == 300
 
 
+def test_a_class_of_strangers_counts_as_one_wrong_answer() -> None:
+    searches, strangers = _asked(60, 5, first=CLASSES)
+    given = OtherQueries(strangers, searches.cosines, classes=torch.arange(60) % 20)
+    acceptance = _calibrated(0, wrong=0.5, strangers=given).acceptances[0]
+    assert len(acceptance.statistics) == len(acceptance.is_right) == 320
+    assert not acceptance.is_right[300:].any()
+
+
 @pytest.mark.parametrize(
     ("wrong", "n", "message"),
     [

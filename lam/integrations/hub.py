@@ -5,11 +5,13 @@ pickle. Loading checks the hashes before it parses a file, and rejects a network
 """
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -30,6 +32,7 @@ with needs_extra("hub", "the Hugging Face Hub"):
     from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 
 _ENCODER, _CONFIG = "encoder", "config.json"
+_HASH = re.compile("[0-9a-f]{64}")  # of an encoder's files, the key of a run's or a repository's calibration
 _LIMITS = (
     "The rates assume that new queries come from the source of the calibration data; drift breaks them.",
     "They hold for the calibrated gallery, up to ±20 % of its size.",
@@ -71,12 +74,18 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         """Write the repository, with options of `ModelHubMixin`. A model card that differs stays, with a warning.
 
         Raises:
-            ValueError: if the folder holds a calibration and this encoder has none, for a metric that is neither finite
-                nor None, and as `Encoder.save`. The folder then stays as it was.
+            ValueError: if the folder holds a calibration and this encoder has none, for a calibration of another
+                encoder, for a metric that is neither finite nor None, and as `Encoder.save`. The folder then stays as
+                it was.
         """
         folder = Path(save_directory)
         if self.calibration is None and (folder / FOLDER).exists():  # the mixin's method first deletes config.json
             raise ValueError(f"{folder} holds the calibration of another encoder: save to another folder")
+        if self.calibration is not None and _HASH.fullmatch(self.calibration.key):  # else the key is a user's name
+            with TemporaryDirectory() as saved:
+                self.encoder.save(saved)
+                if fingerprint(saved) != self.calibration.key:
+                    raise ValueError("the calibration is of another encoder: calibrate again with this one")
         for key, value in self.metrics.items():
             if isinstance(value, Real) and not math.isfinite(value):
                 raise ValueError(f"metrics must be finite, or None where undefined, got {value} for {key!r}")

@@ -59,6 +59,14 @@ def test_a_download_of_links_is_read_and_saved_again(tmp_path: Path) -> None:
     assert HubEncoder.from_pretrained(tmp_path / "again", network=network()).calibration is not None
 
 
+def test_the_calibration_of_another_encoder_is_not_published(tmp_path: Path) -> None:
+    published(tmp_path / "repository", calibration())
+    loaded = HubEncoder.from_pretrained(tmp_path / "repository", network=network())
+    with pytest.raises(ValueError, match="calibration is of another encoder"):
+        published(tmp_path / "other", loaded.calibration)
+    assert not (tmp_path / "other").exists()
+
+
 def test_altered_files_other_networks_and_other_calibrations_are_an_error(tmp_path: Path) -> None:
     published(tmp_path / "repository", calibration())
     with pytest.raises(ValueError, match="network"):

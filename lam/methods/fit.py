@@ -139,7 +139,7 @@ def fit(
         "trained_on": item_hashes(probe, targets)[:REMEMBERED],
     }
     if options.layers != "last":
-        where: Any = {"network": network, "head": path, "layers": find_layers(network, probe, options.layers)}
+        where: Any = {"network": network, "head": path, "layers": find_layers(network, path, probe, options.layers)}
         empty, cost = empty_layers_curvature(options, probe, n_items=count_items(probe), **where)
         _LOG.info("curvature of %s", cost)
         if progress:

@@ -230,7 +230,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
             options.check_layer(cast(nn.Linear, network.get_submodule(head)))
             return
         n_items = min(self.batch_size, len(dataset)) * (1 if resolved.views is None else 2)
-        layers = find_layers(network, probe, self.layers)
+        layers = find_layers(network, head, probe, self.layers)
         empty_layers_curvature(options, probe, n_items=n_items, network=network, head=head, layers=layers)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":

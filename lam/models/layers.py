@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from lam.models.head import items, n_items, record_layers, run
 from lam.models.modes import evaluating
@@ -22,6 +23,9 @@ AT_ONCE = 1 << 26
 
 _SHARE_OF_GPU = 10
 """On a GPU, the limit is a tenth of its memory: there, D backward passes for more items take no longer."""
+
+
+_REUSED = 1e-4  # relative gap of derivatives, above rounding
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ def own_weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in module.named_parameters(recurse=False)}
 
 
-def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequence[str]) -> tuple[str, ...]:
-    """Paths of the layers of a posterior, in the order of the network, which runs twice on a batch of its inputs.
+def find_layers(network: nn.Module, head: str, probe: Any, layers: Literal["all"] | Sequence[str]) -> tuple[str, ...]:
+    """Paths of the layers of a posterior, in the order of the network, which runs on a batch of its inputs.
 
     A path without weights raises a `ValueError`, and so does a layer that a posterior cannot cover, such as one that
     shares weights or runs twice. The error names the layer and the usable layers.
@@ -59,7 +63,7 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
     if layers != "all" and (isinstance(layers, str) or not layers or not set(layers) <= weighted.keys()):
         raise ValueError(f'layers must be "last", "all" or a list of paths among {known}, got {layers!r}')
     paths = [path for path in weighted if layers == "all" or path in layers]
-    problems = _problems(network, probe, paths)
+    problems = _problems(network, head, probe, paths)
     if problems:
         path, problem = next(iter(problems.items()))
         usable = [path for path in paths if path not in problems]
@@ -159,7 +163,7 @@ def _copy_inference_tensors(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
-def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str, str]:
+def _problems(network: nn.Module, head: str, probe: Any, paths: Sequence[str]) -> dict[str, str]:
     """Reasons, by path, why a posterior cannot cover a layer."""
 
     def calls_with(N: int) -> dict[str, Any]:
@@ -190,7 +194,46 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
             problems[path] = "does not map one tensor to one, with a row for each item"
         elif _is_changed_by_hook(module, *calls[path][0]):
             problems[path] = "has a forward hook that changes its output (move the change to a later module)"
-    return problems
+    reused = () if problems else _used_outside(network, head, items(probe, [0] * 2), paths)
+    return problems or dict.fromkeys(
+        reused, "has weights that the network also uses elsewhere, or a hook that changes its inputs"
+    )
+
+
+@torch.inference_mode(False)
+def _used_outside(network: nn.Module, head: str, inputs: Any, paths: Sequence[str]) -> list[str]:
+    """Paths of layers whose weights change the head's output also in other ways than by the layer's own call.
+
+    Then autograd's derivatives by the weights differ from the derivatives through the recorded call.
+    """
+    parameters = {name: each.detach() for name, each in network.named_parameters() if each.is_floating_point()}
+    weights = {name: weight.requires_grad_() for name, weight in parameters.items()}
+    try:
+        with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
+            run(network, _copy_inference_tensors(inputs), weights)
+    except RuntimeError:  # a part runs in inference mode; `linearised` needs no derivatives by weights
+        return []
+    output, outputs = calls[head][-1][1], [calls[path][-1][1] for path in paths]
+    if not all(each.requires_grad for each in (output, *outputs)):  # `linearised` rejects these
+        return []
+    slopes = torch.autograd.grad(output.sum(), outputs, retain_graph=True, allow_unused=True)
+    whole = torch.autograd.grad(output.sum(), list(weights.values()), allow_unused=True)
+    by_name, found = dict(zip(weights, whole, strict=True)), list[str]()
+    for path, slope in zip(paths, slopes, strict=True):
+        module, ((entered,), _) = network.get_submodule(path), calls[path][-1]
+        names = {name: f"{path}.{name}" if path else name for name in own_weights(module)}
+        exact = [by_name[name] for name in names.values()]
+        is_hooked = bool(module._forward_pre_hooks) and isinstance(module, (nn.Linear, nn.Conv2d))
+        if is_hooked or slope is None or any(each is None for each in exact):  # a call would hook its inputs twice
+            continue
+        own = {name: weights[full] for name, full in names.items()}
+        with evaluating(network), torch.enable_grad():
+            again = functional_call(module, own, (entered,))
+        through = torch.autograd.grad(again, list(own.values()), slope)
+        gaps = [(one - other).norm() for one, other in zip(exact, through, strict=True)]
+        if sum(gaps) > _REUSED * sum(each.norm() for each in (slope, *exact)):
+            found.append(path)
+    return found
 
 
 @torch.no_grad()

@@ -280,11 +280,29 @@ def test_a_layer_whose_weight_is_made_of_parameters_has_a_posterior_over_the_res
     assert encoder.embed(make_batches()).kappa.isfinite().all()
 
 
+def test_a_layer_whose_inputs_a_hook_changes_has_a_posterior():
+    network = make_network()
+    network[2].register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))
+    encoder: Any = lam.fit(network, make_batches(), lam.Laplace(margin=0.7, layers=["2"]), progress=False)
+    assert encoder.posterior.curvature.shapes == ((3, 13),)
+
+
 def test_no_inputs_are_refused():
     encoder = fit(layers="all")
     for embed in (encoder.embed, encoder.predict):
         with pytest.raises(ValueError, match="there are no inputs to embed"):
             embed(torch.zeros(0, 6))
+
+
+class Transposed(nn.Module):
+    """An autoencoder that decodes with the transposed weight of its encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 12), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.linear(self.first(x).relu(), self.first.weight.T))
 
 
 PATHS: list[Any] = ["all", ["first"], ["last"]]
@@ -304,6 +322,11 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
             "layer 'again' (Linear) runs 2 times in one pass, but must run once",
         ),
         (Twice(), ["never", "last"], "layer 'never' (Linear) never runs in one pass"),
+        (
+            Transposed(),
+            "all",
+            "layer 'first' (Linear) has weights that the network also uses elsewhere",
+        ),
         (
             Recurrent(),
             "all",

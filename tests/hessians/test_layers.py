@@ -71,7 +71,7 @@ def exact_jacobians(network: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("curvature", CURVATURES, ids=str)
 def test_the_diagonal_is_that_of_the_exact_ggn(network: Any, curvature: Curvature) -> None:
-    paths = find_layers(network, images(), "all")
+    paths = find_layers(network, "head", images(), "all")
     ours, J = of_layers(LayersDiagonal, network, paths, curvature), exact_jacobians(network)
     matrices = matrices_of(network.head(network.features(images())).detach(), curvature)
     seen = 0
@@ -101,7 +101,7 @@ def test_the_last_layer_alone_is_the_last_layers_own(network: Any, curvature: Cu
 
 
 def test_what_is_formed_of_a_jacobian_is_formed_of_its_matrix(network: Any) -> None:
-    paths = find_layers(network, images(), "all")
+    paths = find_layers(network, "head", images(), "all")
     _, passes = linearised(network, "head", paths, images())
     J, generator = exact_jacobians(network), torch.Generator().manual_seed(0)
 
@@ -144,7 +144,7 @@ def test_in_float32_a_covariance_of_outputs_that_vary_together_has_no_negative_e
 
 
 def test_flat_weights_are_the_parameters(network: Any) -> None:
-    for module, weights in layers_of(network, find_layers(network, images(), "all")).values():
+    for module, weights in layers_of(network, find_layers(network, "head", images(), "all")).values():
         for name, values in unflat_weights(module, weights, flat_weights(module, weights)[None]).items():
             assert torch.equal(values[0], weights[name])
 
@@ -189,7 +189,7 @@ def theirs(network: Any, extension: Any, factors: Tensor) -> Any:
 def test_the_diagonal_is_backpacks(curvature: Curvature) -> None:
     extensions = pytest.importorskip("backpack.extensions")
     network = settled(NETWORKS["convnet"]())
-    paths = find_layers(network, images(), "all")
+    paths = find_layers(network, "head", images(), "all")
     ours = of_layers(LayersDiagonal, network, paths, curvature)
     matrices = matrices_of(network.head(network.features(images())).detach(), curvature)
     for term in range(len(curvature.terms)):
@@ -209,7 +209,7 @@ def test_the_diagonal_is_backpacks(curvature: Curvature) -> None:
 def kron_of_a_convnet() -> tuple[Any, Any, Tensor]:
     """A network without branches, its factors a layer (B, A), and the roots (D, N, D) of what they are of."""
     network, curvature = settled(NETWORKS["convnet"]()), SupConCurvature(0.3, average=False)
-    ours = of_layers(LayersKron, network, find_layers(network, images(), "all"), curvature)
+    ours = of_layers(LayersKron, network, find_layers(network, "head", images(), "all"), curvature)
     outputs = ours.sums[0].split([rows**2 for rows, _ in ours.shapes])
     inputs = (ours.inputs / ours.n_items).split([columns**2 for _, columns in ours.shapes])
     factors = [

@@ -75,7 +75,7 @@ def test_the_head_is_trained_and_all_that_is_saved(built: models.EmbeddingNetwor
     again = models.build(**built.recipe, seed=5).eval()
     again.load_state_dict(built.state_dict())
     torch.testing.assert_close(again(images(2)), built.eval()(images(2)))
-    assert find_layers(built, images(2), "all") == ("head",)
+    assert find_layers(built, "head", images(2), "all") == ("head",)
     with pytest.raises(ValueError, match="efficientnet_lite0 has other weights than the saved network"):
         models.build(**{**built.recipe, "sha256": 64 * "0"})
 

@@ -94,7 +94,7 @@ def test_the_head_is_trained_and_all_that_is_saved(frozen: Frozen) -> None:
 
 def test_all_layers_of_a_network_for_texts_are_its_head(frozen: Frozen) -> None:
     network = models.build("sentence-transformers:NAME", dimension=4)
-    assert find_layers(network, inputs("abc", "fade"), "all") == ("head",)
+    assert find_layers(network, "head", inputs("abc", "fade"), "all") == ("head",)
 
 
 def test_other_weights_than_those_saved_are_refused(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,8 @@ def make_over_layers(
     with torch.no_grad():
         for number, parameter in enumerate(network.parameters()):
             parameter.copy_(draw(*parameter.shape, seed=7 + number, dtype=dtype))
-    inputs, paths = draw(N, P, seed=seed, dtype=dtype), find_layers(network, draw(N, P, seed=seed, dtype=dtype), "all")
+    inputs = draw(N, P, seed=seed, dtype=dtype)
+    paths = find_layers(network, "2", inputs, "all")
     layers = {path: (network.get_submodule(path), own_weights(network.get_submodule(path))) for path in paths}
     cls: Any = LAYERS_POSTERIORS[structure]
     where: Any = {"network": network, "head": "2", "layers": paths}

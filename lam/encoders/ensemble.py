@@ -181,15 +181,15 @@ class DropoutEncoder(SeededEncoder):
         dropped: list[tuple[str, Tensor]] = []
         entered: list[Tensor] = []
 
-        def copied(path: str) -> Callable[..., Tensor]:
+        def recorder(path: str) -> Callable[..., Tensor]:
             def hook(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
                 dropped.append((path, output.clone()))  # without dropout, a layer returns its input itself
                 return dropped[-1][1]
 
             return hook
 
-        layer = network.get_submodule(head)
-        with _hooks(network, copied), layer.register_forward_pre_hook(lambda _, args: entered.extend(args)):
+        head_layer = network.get_submodule(head)
+        with _hooks(network, recorder), head_layer.register_forward_pre_hook(lambda _, args: entered.extend(args)):
             features, _ = features_and_output(network, head, inputs)
         if len(dropped) == len(entered) == 1 and entered[0] is dropped[0][1]:  # masks on the features save S passes
             path = dropped[0][0]

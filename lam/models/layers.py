@@ -24,8 +24,7 @@ AT_ONCE = 1 << 26
 _SHARE_OF_GPU = 10
 """On a GPU, the limit is a tenth of its memory: there, D backward passes for more items take no longer."""
 
-
-_REUSED = 1e-4  # relative gap of derivatives, above rounding
+_SAME_WITHIN = 1e-4  # relative gap of two derivatives of one weight, above rounding
 
 
 @dataclass(frozen=True)
@@ -194,14 +193,14 @@ def _problems(network: nn.Module, head: str, probe: Any, paths: Sequence[str]) -
             problems[path] = "does not map one tensor to one, with a row for each item"
         elif _is_changed_by_hook(module, *calls[path][0]):
             problems[path] = "has a forward hook that changes its output (move the change to a later module)"
-    reused = () if problems else _used_outside(network, head, items(probe, [0] * 2), paths)
+    reused = () if problems else _layers_with_reused_weights(network, head, items(probe, [0] * 2), paths)
     return problems or dict.fromkeys(
         reused, "has weights that the network also uses elsewhere, or a hook that changes its inputs"
     )
 
 
 @torch.inference_mode(False)
-def _used_outside(network: nn.Module, head: str, inputs: Any, paths: Sequence[str]) -> list[str]:
+def _layers_with_reused_weights(network: nn.Module, head: str, inputs: Any, paths: Sequence[str]) -> list[str]:
     """Paths of layers whose weights change the head's output also in other ways than by the layer's own call.
 
     Then autograd's derivatives by the weights differ from the derivatives through the recorded call.
@@ -231,7 +230,7 @@ def _used_outside(network: nn.Module, head: str, inputs: Any, paths: Sequence[st
             again = functional_call(module, own, (entered,))
         through = torch.autograd.grad(again, list(own.values()), slope)
         gaps = [(one - other).norm() for one, other in zip(exact, through, strict=True)]
-        if sum(gaps) > _REUSED * sum(each.norm() for each in (slope, *exact)):
+        if sum(gaps) > _SAME_WITHIN * sum(each.norm() for each in (slope, *exact)):
             found.append(path)
     return found
 

@@ -110,9 +110,9 @@ class Embedder:
 
 def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
     """Embedding of one item from a unit vector (D,) and κ, clamped to `KAPPA_RANGE`."""
-    row = min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1]), 1.0, 0.0
-    within, resultant, variance = (torch.tensor([value], dtype=torch.float64) for value in row)
-    return Embeddings(mean[None], within, resultant, variance)
+    values = min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1]), 1.0, 0.0
+    clamped, resultant, variance = (torch.tensor([value], dtype=torch.float64) for value in values)
+    return Embeddings(mean[None], clamped, resultant, variance)
 
 
 def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:

@@ -232,9 +232,7 @@ def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str
     accepted = None
     if strangers is not None and strangers.classes is not None:
         accepted = ConformalScores.of(acceptances[0].statistics[len(searches) :], strangers.classes)
-        order = random_order(len(strangers.classes)).tolist()
-        drawn = {int(strangers.classes[row]): row for row in order}  # items of one class depend on each other
-        rows = torch.tensor([*range(len(searches)), *(len(searches) + row for row in drawn.values())])
+        rows = torch.cat([torch.arange(len(searches)), len(searches) + _one_of_each(strangers.classes)])
         acceptances = tuple(
             replace(one, statistics=one.statistics[rows], is_right=one.is_right[rows]) for one in acceptances
         )
@@ -259,6 +257,12 @@ def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str
         calibration.facts["strangers_set_aside"] = accepted.n_units
         calibration.facts["strangers_accepted"] = accepted.share_above(calibration.accept_above)
     return calibration
+
+
+def _one_of_each(classes: Int64[Tensor, " N"]) -> Int64[Tensor, " C"]:
+    """A random row of each class, because items of one class depend on each other."""
+    rows = random_order(len(classes)).tolist()
+    return torch.tensor(list({int(classes[row]): row for row in rows}.values()))
 
 
 def _names(evidence: Evidence) -> set[str]:

@@ -102,7 +102,7 @@ def quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
         settled = excess.abs() <= _SETTLED
         fallback = torch.where(settled, angle, (lower + upper) / 2)
         angle = torch.where((newton > lower) & (newton < upper), newton, fallback)
-        if settled.all():
+        if torch.func.debug_unwrap(settled).all():
             break
     return angle
 

@@ -31,7 +31,7 @@ _TABLES: dict[int, np.ndarray] = {}
 def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
     """Mean resultant length of the von Mises-Fisher distribution, differentiable in kappa.
 
-    A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa) rises from 0 at kappa = 0 towards 1.
+    A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), which rises from 0 at kappa = 0 towards 1.
 
     Source: Sra (2012), "A short note on parameter approximation for von Mises-Fisher distributions", equation 3.
 
@@ -76,17 +76,14 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
-    """Log normaliser log C_D of the density C_D(kappa) exp(kappa mu.x), twice differentiable in kappa.
+    """log C_D of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x) of x, differentiable twice in kappa.
 
     log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa). At kappa = 0, log C_D is minus the log of
     the sphere's area. The derivative of log C_D is -A_D.
 
     Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
 
-    Raises, shape and type of the result: as `bessel_ratio`.
-
-    Args:
-        dimension, kappa: as for `bessel_ratio`.
+    Args, Raises, shape and type of the result: as `bessel_ratio`, and
         scaled: return log C_D + kappa, the log density at the mean direction, computed without cancellation.
 
     Example:
@@ -106,7 +103,7 @@ def kappa_from_resultant(
     """Concentration kappa for a mean resultant length R: the inverse of `bessel_ratio`.
 
     Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2), times a correction
-    from a table. Programs of `BayesianEncoder.export` may use only the start, with errors of 1e-8.
+    from a table. An exported graph may omit Halley's method; see `tabulate_for_export`.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
@@ -118,7 +115,7 @@ def kappa_from_resultant(
         max_kappa: greatest kappa; the result for R = 1.
 
     Returns:
-        kappa in [0, max_kappa], shape and type of `resultant`, detached; in float16 at most 65504.
+        kappa in [0, max_kappa], then rounded to the type of `resultant`; its shape; detached; in float16 at most 65504.
 
     Raises:
         ValueError: for a resultant that is an integer, NaN or outside [-1, 1], a `one_minus_resultant` that is not
@@ -183,7 +180,10 @@ def check_floating(**tensors: Tensor) -> None:
 
 def check_all(valid: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:
     """Raise a `ValueError` with the rule and the first invalid value, unless all values are valid."""
-    if torch.compiler.is_exporting() or valid.all():  # tracing cannot branch on values
+    if torch.compiler.is_exporting():  # tracing cannot branch on values
+        return
+    valid, values = map(torch.func.debug_unwrap, (valid, values))  # all values, even of one item under vmap
+    if valid.all():
         return
     index = tuple((~valid).nonzero()[0].tolist())
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
@@ -279,7 +279,9 @@ def _corrections(dimension: int) -> np.ndarray:
     start = _start(dimension, inner, 1 - inner)
     ratio[1:-1] = _solve(dimension, inner, 1 - inner, math.inf, start, 2) / start
     values = torch.stack([ratio[place : place + 3 * _INTERVALS : 3] for place in range(4)])
-    table = np.linalg.solve(np.vander(np.arange(4) / 3, increasing=True), values.numpy()).T.copy()
+    table = np.linalg.solve(
+        np.vander(np.arange(4) / 3, increasing=True), torch.func.debug_unwrap(values).numpy()
+    ).T.copy()
     return _TABLES.setdefault(dimension, table)
 
 
@@ -352,6 +354,7 @@ class _Function(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         kappa, ctx.dimension, ctx.name = inputs
         ctx.save_for_backward(kappa)
+        ctx.save_for_forward(kappa)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
@@ -362,3 +365,7 @@ class _Function(torch.autograd.Function):
             )
         sign, name = _DERIVATIVES[ctx.name]
         return grad * (sign * _Function.apply(kappa, ctx.dimension, name)), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> Tensor:
+        return _Function.backward(ctx, grad_inputs[0])[0]

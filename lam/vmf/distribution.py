@@ -130,6 +130,8 @@ class VonMisesFisher(Distribution):
     def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
         """Log density with respect to the area of the sphere, differentiable in value, loc and concentration.
 
+        The code avoids cancellation by the form log C_D + kappa - kappa ||value - loc||^2 / 2.
+
         Args:
             value: unit vectors (..., D), broadcast against the batch.
 
@@ -154,8 +156,7 @@ class VonMisesFisher(Distribution):
 
     def sample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
         """Draws of shape (*sample_shape, *B, D), detached; see `rsample`."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
+        return self.rsample(sample_shape, generator=generator).detach()
 
     def rsample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
         """Draws with unbiased gradients in loc and concentration.
@@ -181,16 +182,14 @@ class VonMisesFisher(Distribution):
         shape = self._extended_shape(sample_shape)
         loc = self._unit_loc().expand(shape)
         kappa = self.concentration.double().expand(shape[:-1])
-        with torch.no_grad():
-            angle, tangent = angles.draw(loc.reshape(-1, shape[-1]), kappa.reshape(-1), generator)
-            angle, tangent = angle.reshape(shape[:-1]), tangent.reshape(shape)
-        if kappa.requires_grad:
+        angle, tangent = angles.draw(loc.detach().reshape(-1, shape[-1]), kappa.detach().reshape(-1), generator)
+        angle, tangent = angle.reshape(shape[:-1]), tangent.reshape(shape)
+        if kappa.requires_grad or torch.autograd.forward_ad.unpack_dual(kappa).tangent is not None:
             slope = angles.slope(shape[-1], kappa.detach(), angle, exact=self.loc.dtype == torch.float64)
             angle = angle + slope * (kappa - kappa.detach())
         tangent = tangent - (loc * tangent).sum(-1, keepdim=True) * loc
         return (angle.cos()[..., None] * loc + angle.sin()[..., None] * tangent).to(self.loc.dtype)
 
-    @torch.no_grad()
     def credible_cap(self, level: float) -> Float[Tensor, "*B"]:
         """Cosine c at the edge of the cap that holds probability `level` around loc: P(loc.x >= c) = level.
 
@@ -206,7 +205,7 @@ class VonMisesFisher(Distribution):
             tensor(-0.5000)
         """
         check_share("level", level)
-        kappa = self.concentration
+        kappa = self.concentration.detach()
         return angles.quantile(self.event_shape[0], kappa.double(), level).cos().to(kappa.dtype)
 
     @classmethod
@@ -215,7 +214,7 @@ class VonMisesFisher(Distribution):
     ) -> "VonMisesFisher":
         """Maximum likelihood fit over the first axis.
 
-        loc is the direction of the (weighted) mean of the samples, and A_D(kappa) is its length.
+        loc is the direction of the samples' (weighted) mean, and A_D(kappa) the mean's length.
 
         Source: Sra (2012), equations 2 to 5.
 

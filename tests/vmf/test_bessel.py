@@ -263,4 +263,28 @@ def test_the_transforms_of_torch_func_give_the_gradients_of_autograd(function, d
     kappa = torch.tensor([0.0, 0.5, 20.0, 1e6], dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(function(dimension, kappa).sum(), kappa)
     assert torch.equal(torch.func.grad(lambda kappa: function(dimension, kappa).sum())(kappa.detach()), expected)
-    assert_close(torch.func.jacrev(lambda kappa: function(dimension, kappa))(kappa.detach()), expected.diag())
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        assert_close(jacobian(lambda kappa: function(dimension, kappa))(kappa.detach()), expected.diag())
+    each = torch.func.vmap(torch.func.grad(lambda kappa: function(dimension, kappa)))(kappa.detach())
+    assert torch.equal(each, expected)
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_forward_mode_and_vmap_give_the_golden_values(dimension: int) -> None:
+    def value(kappa: Tensor) -> Tensor:
+        return log_normalizer(dimension, kappa)
+
+    kappa = KAPPA.reshape(-1, 1)
+    assert torch.equal(torch.func.vmap(value)(kappa), value(kappa))
+    ratio, derivative = (golden(name, dimension)[:, None] for name in ("ratio", "derivative"))
+    _, slope = torch.func.jvp(value, (kappa,), (torch.ones_like(kappa),))
+    assert_close(slope, -ratio, rtol=1e-12, atol=0)
+    curvature = torch.func.vmap(torch.func.hessian(lambda kappa: value(kappa).sum()))(kappa)
+    assert_close(curvature, -derivative[..., None], rtol=1e-9, atol=0)
+    inverse = torch.func.vmap(lambda resultant: kappa_from_resultant(resultant, dimension))(ratio)
+    assert torch.equal(inverse, kappa_from_resultant(ratio, dimension))
+
+
+def test_vmap_checks_every_value() -> None:
+    with pytest.raises(ValueError, match="got -3.0"):
+        torch.func.vmap(lambda kappa: bessel_ratio(3, kappa))(torch.tensor([1.0, -3.0]))

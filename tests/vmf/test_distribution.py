@@ -208,6 +208,20 @@ class TestReparameterisation:
         (expected,) = torch.autograd.grad((1 + torch.log(u + (1 - u) * torch.exp(-2 * twin)).div(twin)).sum(), twin)
         assert_close(slope, expected, rtol=1e-8, atol=1e-9)
 
+    def test_forward_mode_gives_the_derivative_of_autograd(self) -> None:
+        mean, kappa = directions(4, 3), torch.tensor([0.1, 2.0, 30.0, 1e4], dtype=torch.float64)
+        changes = directions(4, 3, seed=1), torch.ones_like(kappa)
+
+        def draw(mean: Tensor, kappa: Tensor) -> Tensor:
+            return VonMisesFisher(mean, kappa).rsample(generator=generator())
+
+        _, forward = torch.func.jvp(draw, (mean, kappa), changes)
+        by_mean, by_kappa = torch.func.jacrev(draw, (0, 1))(mean, kappa)
+        assert_close(forward, torch.tensordot(by_mean, changes[0], 2) + by_kappa @ changes[1])
+        for constant in (VonMisesFisher.sample, lambda vmf: vmf.credible_cap(0.9)):
+            _, slope = torch.func.jvp(lambda kappa, f=constant: f(VonMisesFisher(mean, kappa)), (kappa,), (kappa,))
+            assert not slope.any()
+
     def test_in_the_mean(self) -> None:
         """E[x] = A mean, so along the sphere E[v.x] has the gradient A v projected on the tangent space."""
         mean = directions(4).requires_grad_()

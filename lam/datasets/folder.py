@@ -95,7 +95,9 @@ def splits(
     `lam.datasets.splits.carve_missing`. Without classes, or with a single class, the label of each image is its path.
     """
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
-    folders = _part_folders(root) or {"train": root}
+    if folders := _part_folders(root):
+        _warn_beside(root, "belong to no split", defaultdict(list))
+    folders = folders or {"train": root}
     if "train" not in folders:
         raise ValueError(f"{root} has {', '.join(folders)} but no folder train: put the training images into one")
     classes = {part: _classes(folder) for part, folder in folders.items()}
@@ -209,11 +211,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
             raise ValueError(f"{folder} has a folder {name!r} with a name that is not in UTF-8: rename it")
     if "" in classes:
         raise ValueError(f"{folder} has a folder whose name is blank: rename it to the class of its images")
-    beside = list(folder.iterdir())
-    rest = {path for path in beside if path.is_dir()} - {*_folders(folder)}  # hidden, or of the system
-    beside += [file for path in rest for file in path.rglob("*")]
-    strays = _images_among([path for path in sorted(beside) if not path.is_dir()], folder, left_out)
-    _warn_left_out(folder, {"belong to no class": strays} | left_out)
+    _warn_beside(folder, "belong to no class", left_out)
     _warn_merged(folder, classes)
     if empty := [name for name, files in classes.items() if not files]:
         raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
@@ -256,6 +254,15 @@ def _is_of_system(path: Path, folder: Path) -> bool:
 
 def _is_image(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+
+
+def _warn_beside(folder: Path, reason: str, left_out: dict[str, list[Path]]) -> None:
+    """Warn of the files that are `left_out`, and of files beside the classes or splits in a folder."""
+    beside = list(folder.iterdir())
+    rest = {path for path in beside if path.is_dir()} - {*_folders(folder)}  # hidden, or of the system
+    beside += [file for path in rest for file in path.rglob("*")]
+    strays = _images_among([path for path in sorted(beside) if not path.is_dir()], folder, left_out)
+    _warn_left_out(folder, {reason: strays} | left_out)
 
 
 def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None:

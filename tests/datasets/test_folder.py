@@ -162,6 +162,17 @@ def test_parts_share_the_classes_of_all(tmp_path):
     assert parts.test.labels.bincount(minlength=4).tolist() == [0, 0, 1, 1]
 
 
+def test_files_beside_the_splits_are_counted(tmp_path: Path) -> None:
+    for part in ("train", "test", ".cache/train"):
+        make(tmp_path / part, {"cat": 10, "dog": 10})
+    (tmp_path / "0.png").write_bytes((tmp_path / "train" / "cat" / "0.png").read_bytes())
+    with pytest.warns(Note) as told:
+        load("folder", root=tmp_path, preprocessing=SMALL)
+    (note,) = [str(note.message) for note in told]
+    assert "1 file(s) belong to no split" in note
+    assert "20 file(s) lie in hidden folders" in note
+
+
 def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
     make(tmp_path / "cat", {"a": 3, "b": 3})
     make(tmp_path, {"dog": 4, ".cache": 1})

@@ -11,9 +11,9 @@ A filter is an object with lists of conditions. An item passes if all conditions
     {"is_null": {"key": FIELD}}                 null
     {"has_id": [ID, ...]}, {"has_label": [LABEL, ...]}
 
-A dot in FIELD separates names of nested objects. A list matches if one of its elements matches. A value matches only
-values of its own type. SQLite rounds integers beyond 64 bits, so `match` refuses them, and `range` compares them
-rounded. Names and values are parameters of the SQL, never parts of its text.
+A dot in FIELD separates names of nested objects; FIELD may also be one outer name with dots. A list matches if one of
+its elements matches. A value matches only values of its own type. SQLite rounds integers beyond 64 bits, so `match`
+refuses them, and `range` compares them rounded. Names and values are parameters of the SQL, never parts of its text.
 """
 
 import json
@@ -157,7 +157,12 @@ class _Compiler:
         within = [f"CASE WHEN {one}.type = 'object' THEN {one}.value ELSE '{{}}' END" for one in outer]
         tables = zip(["items.metadata", *within], [*outer, "v"], strict=True)
         sources = ", ".join(f"json_each({values}) AS {name}" for values, name in tables)
-        text = f"SELECT 1 FROM {sources} WHERE {' AND '.join(f'{name}.key = ?' for name in [*outer, 'v'])}"
+        place = f"FROM {sources} WHERE {' AND '.join(f'{name}.key = ?' for name in [*outer, 'v'])}"
+        if outer:
+            columns, names = "SELECT v.type, v.value, v.atom", [*names, key]
+            whole = f"{columns} FROM json_each(items.metadata) AS v WHERE v.key = ?"
+            place = f"FROM ({columns} {place} UNION ALL {whole}) AS v WHERE 1"
+        text = f"SELECT 1 {place}"
         self.fields.setdefault(key, Sql(f"EXISTS ({text})", tuple(names)))
         return text, tuple(names)
 

@@ -27,8 +27,8 @@ CITIES = [
 ]
 VARIED: list[dict[str, Any]] = [
     {"n": 1, "tags": ["a", "b"], "o": {"x": {"y": 2}}, "t": True, "é😀": "ü"},
-    {"n": 2.5, "city": None, "t": False},
-    {},
+    {"n": 2.5, "city": None, "t": False, "o.x": {"y": 2}, "o.x.y": 2},
+    {"o.x": [2, "a"]},
     {"n": [5, 6], "city": ["Berlin"], "tags": []},
     {"n": "1", "o": "text", "t": 1, 'a"b': "'; --"},
     {"n": -(2**40), "o": {"x": [1, 2]}, "tags": ["b", 3, None]},
@@ -92,8 +92,10 @@ def test_clauses(filter: dict[str, Any], expected: list[int], tmp_path: Path) ->
         (value("t", True), [0]),
         (value("t", 1), [4]),
         (value("tags", "b"), [0, 5]),
-        (value("o.x.y", 2), [0]),
-        (value("o.x", 2), [5]),
+        (value("o.x.y", 2), [0, 1]),
+        (value("o.x", 2), [2, 5]),
+        (key("o.x", range={"gt": 1}), [2, 5]),
+        ({"is_empty": {"key": "o.x"}}, [3, 4]),
         (value("o", "text"), [4]),
         (value("é😀", "ü"), [0]),
         (value('a"b', "'; --"), [4]),

@@ -11,7 +11,7 @@ ARG PIP_FIND_LINKS
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/lam
 WORKDIR /source
-COPY pyproject.toml setup.cfg constraints.txt DESCRIPTION.md LICENSE ./
+COPY pyproject.toml setup.cfg lam_command.py constraints.txt DESCRIPTION.md LICENSE ./
 COPY lam lam
 RUN /opt/lam/bin/pip install -c constraints.txt '.[cpu,serve]'
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -46,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (ROOT / "setup.cfg").is_file():
         pytest.skip("not in a checkout: there is nothing to build")
     copy = tmp_path_factory.mktemp("source")
-    for name in ("setup.cfg", "pyproject.toml", "DESCRIPTION.md", "LICENSE"):
+    for name in ("setup.cfg", "pyproject.toml", "lam_command.py", "DESCRIPTION.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in ("lam", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -70,7 +71,7 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
     source |= {f"lam/{room}/report.html.jinja" for room in ("experiments", "runs")}
     source |= {"lam/utils/page.html.jinja", "lam/utils/page.css"}
     packaged = {name for name in names if ".dist-info/" not in name}
-    assert packaged == source | {"lam/py.typed"}
+    assert packaged == source | {"lam/py.typed", "lam_command.py"}
     assert "lam/configs/data/digits.yaml" in packaged
     assert any(name.endswith("LICENSE") for name in names)
 
@@ -97,6 +98,20 @@ def pip(programs: Path, *arguments: str) -> str:
     """What pip prints of an environment that has none, and no index."""
     python = str(programs / "python")
     return run(sys.executable, "-m", "pip", "--python", python, *arguments, "--no-index", cwd=programs)
+
+
+def test_ctrl_c_during_the_imports_ends_the_command_quietly(tmp_path: Path) -> None:
+    (tmp_path / "lam").mkdir()
+    (tmp_path / "lam" / "__init__.py").write_text("print('imported', flush=True)\nimport time\ntime.sleep(60)\n")
+    shutil.copy(ROOT / "lam_command.py", tmp_path)
+    enter = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell may have it ignored
+    program = [sys.executable, "-c", f"{enter}; import lam_command; lam_command.main()"]
+    with subprocess.Popen(program, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stdout
+        assert command.stdout.readline() == "imported\n"
+        command.send_signal(signal.SIGINT)
+        assert command.communicate(timeout=30)[1] == ""
+    assert command.returncode == 130
 
 
 def test_pip_finds_the_installed_wheel_when_an_extra_is_added(installed: Path) -> None:

@@ -104,7 +104,7 @@ class Client:
 
     Args:
         address: address of the service, or of one of its runs, such as `http://127.0.0.1:8000/runs/faces`.
-        key: key, if the service has keys; spaces and line breaks around it are left out, as files end with one.
+        key: key, if the service has keys; surrounding spaces and line breaks are removed.
         retries: how many times to repeat a request if the service is too busy (503).
         options: options of `httpx.Client`; by default an answer may take 30 seconds.
     """

@@ -82,10 +82,14 @@ def load(
         seed: seed of every random choice.
         preprocessing: a `Preprocessing` of images, or a dict of the fields that differ from ImageNet's preprocessing,
             such as {"size": 32}. Each data set has its default.
-        options: arguments of the data set's loader: for cub200 and cars196, `HalvedClasses.splits`, and for
-            lfw, `faces`, in `lam.datasets.by_class`; for fashionmnist, mnist, cifar10 and svhn, `SmallImages.splits` in
-            `lam.datasets.small_images`; for clinc150 and banking77, a function in `lam.datasets.intents`; otherwise,
-            `splits` in the module of the same name. For texts, options are fields of `lam.datasets.texts.TextOptions`.
+        options: arguments of the data set's loader in `lam.datasets`. The loader is `splits` in the module with the
+            data set's name, except for
+
+            - cub200, cars196: `by_class.HalvedClasses.splits`
+            - lfw: `by_class.faces`
+            - fashionmnist, mnist, cifar10, svhn: `small_images.SmallImages.splits`
+            - clinc150, banking77: a function in `intents`
+            - texts: options are fields of `texts.TextOptions`
 
     Raises:
         ValueError: If the name or an option is unknown, an option or a file is invalid, or texts get a preprocessing.

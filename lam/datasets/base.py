@@ -164,7 +164,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     def joined(self: Items, *others: Items) -> Items:
         """The items of data sets, in order; an attribute that some data sets lack becomes None.
 
-        Of data sets of different kinds, only the items, labels and previews are kept.
+        If the data sets are of different kinds, the result keeps only items, labels and previews.
         """
         parts = (self, *others)
         if len({type(part) for part in parts}) > 1:

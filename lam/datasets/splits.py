@@ -37,7 +37,7 @@ class Splits:
         validation: items for tuning and for the choice of the epoch.
         test: items for the reported metrics.
         strangers: items of held-out classes, see `lam.datasets.splits`; None without them.
-        gallery: `classes` if its items are examples of classes, `identities` if they are individuals.
+        gallery: `classes` if the gallery's items are examples of classes, `identities` if they are individuals.
         answers: whether the gallery holds answers to questions. Answers are never used as queries.
         notes: remarks on the data for a run's report.
 

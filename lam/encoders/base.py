@@ -184,7 +184,7 @@ class Encoder(ABC):
 
         Args:
             loader: batches, each with labels or positions.
-            purpose: what needs the targets, for the error about a batch without targets.
+            purpose: the purpose of the targets, for the error about a batch without targets.
             options: `n_samples`, `joint` and `progress`, as in `predict`.
 
         Raises:
@@ -262,7 +262,7 @@ class Encoder(ABC):
         seed: int = 0,
         progress: bool = False,
     ) -> None:
-        """Learn κ_a, how close an item lies to its matches, and p_known, the probability that the item's kind is known.
+        """Learn κ_a, the concentration of an item's matches, and p_known, the probability that it is in-distribution.
 
         After this call, the κ of an embedding combines three parts: κ_e (the κ before this call), κ_a and p_known. If
         one part is small, κ is small. Embeddings store the parts as `kappa_epistemic`, `kappa_aleatoric` and `p_known`.
@@ -271,7 +271,7 @@ class Encoder(ABC):
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
             reference: further known items that can be neighbours of an item, such as training items.
-            kappa_head: a trained κ head of the same network, which computes κ_a; then only p_known is learnt.
+            kappa_head: a trained κ head of the same network that computes κ_a, so that only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.
 

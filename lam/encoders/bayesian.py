@@ -93,7 +93,7 @@ class BayesianEncoder(Encoder):
         return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; κ comes from samples of each output, joint samples from sampled heads."""
+        """A function that predicts batches: κ from samples of each output, joint samples from random heads."""
         self._check_head()
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(self.posterior.noise(n_samples)) if joint else None
@@ -111,7 +111,7 @@ class BayesianEncoder(Encoder):
             check_weights(self.network, self.head, self.posterior.weight, self.posterior.bias)
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Metrics of tuning, recommendation and curvature, and the share of the variance from clipped curvature."""
+        """Metrics of tuning, recommendation and curvature, and the share of the variance from negative curvature."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
             **({} if self.recommendation is None else self.recommendation.metrics()),
@@ -132,14 +132,14 @@ class BayesianEncoder(Encoder):
 
         `calibration` chooses the s with the best score on held-out in-distribution data; see
         `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` chooses the α with the greatest Laplace evidence,
-        without held-out data. It keeps s: to compare the evidence of two s, the normalisers of the loss's densities
-        would have to be known.
+        without held-out data. It keeps s, because the evidence for two values of s cannot be compared without the
+        normalisers of the loss's densities.
 
         Args:
             held_out: items with labels, outside the test data.
             by: the criterion.
-            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. They are tuned
-                too if clipped (negative) curvature causes most of the predictive variance; the best posterior is kept.
+            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. If negative
+                curvature causes most of the predictive variance, they are tuned too, and the best posterior is kept.
             progress: show progress bars of `calibration` on standard error.
             options: `calibration` takes `n_samples` (by default the encoder's own), `least`, `greatest` and
                 `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of a

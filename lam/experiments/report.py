@@ -22,9 +22,8 @@ class Sweep:
     """An experiment with every combination of the values of some settings, in the order of `itertools.product`.
 
     The first columns of a row are these values. The seed has no column: tables hold means over seeds, and a further
-    table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. If only some
-    experiments have a column, it is None for other ones. For each numeric setting, curves show every result over the
-    values.
+    table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. A column that
+    an experiment lacks is None. For each numeric setting, curves show every result over the values.
 
     Attributes:
         values: the values of each setting, by name.

@@ -48,11 +48,11 @@ def ggn_of_batch(
     """Sum the GGN of a loss over the pairs of a batch, in the structure of `empty`.
 
     Args:
-        empty: the structure with all sums zero, and with the curvature of the loss.
+        empty: structure with all sums zero and the curvature of the loss.
         features: (N, P) inputs of the layer.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
-        pairs: pairs of the N items; or candidates to compare the items with, if the curvature takes candidates.
+        pairs: pairs of the N items, or their candidates, if the curvature takes candidates.
 
     Returns:
         The structure with the sums of this batch, in the type of the features, but at least float32.
@@ -77,9 +77,11 @@ def diagonal_ggn(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Diagonal:
-    """Diagonal of a loss's GGN: Σ_a H_a,ii φ_aj² for weight W_ij, plus any cross terms; see `ggn_of_batch`.
+    """Diagonal of a loss's GGN, Σ_a H_a,ii φ_aj² for weight W_ij, plus the curvature's cross terms, if any.
 
-    H_a holds the second derivatives of the loss by the outputs of item a.
+    H_a holds the second derivatives of the loss with respect to the output of item a, whose features are φ_a.
+
+    Args, Raises: as `ggn_of_batch`.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature

@@ -149,11 +149,12 @@ class Preprocessing:
 
     @classmethod
     def of(cls, fields: object, size: int = 224) -> "Preprocessing":
-        """A `Preprocessing` unchanged, `imagenet(size)` for None, or ImageNet's with some fields replaced.
+        """The preprocessing for `fields`: `imagenet(size)` for None, or ImageNet's with these fields replaced.
 
-        A single number for `size` without `crop` gives a square: the shorter side is resized to `size`, and the centre
-        is cropped. With `crop` alone, the shorter side is first resized to 8/7 of the crop's longer side, except with
-        `"size": None`. Grey images have no `mean` and no `std` unless `fields` has them.
+        A `Preprocessing` is returned unchanged. A single number for `size` without `crop` gives a square: the shorter
+        side is resized to `size`, and the centre is cropped. With `crop` alone, the shorter side is first resized to
+        8/7 of the crop's longer side, except with `"size": None`. Grey images have no `mean` and no `std` unless
+        `fields` has them.
 
         Raises:
             ValueError: as `from_json`.

@@ -60,7 +60,7 @@ class Loss(ABC):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss with settings of a configuration; the constructor need not take all settings.
+        """The loss with the settings of a configuration that its constructor takes.
 
         Args:
             margin: in (0, 2].
@@ -107,7 +107,7 @@ class MarginLoss(Loss):
 
 
 class TrainableLoss(Loss, nn.Module):
-    """A loss with parameters, which are trained together with the network.
+    """A loss with parameters, trained together with the network.
 
     Training uses a copy of the loss, so a second training starts from the same values; see `History.learned`.
 

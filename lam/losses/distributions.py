@@ -61,12 +61,12 @@ class DistributionLoss(nn.Module, ABC):
         return self._compute(mean, kappa.clamp(*KAPPA_RANGE), pairs, generator, **own)
 
     def learned(self) -> dict[str, list[float]]:
-        """Learned values by the names of the method's options."""
+        """Learned values, each under the name of the method's option."""
         return {}
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the curvature with respect to the means at this κ, or of a similar curvature."""
+        """Name and settings of the loss's curvature in the means at this κ, or of a similar curvature."""
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...
@@ -114,9 +114,9 @@ def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs)
 class MCInfoNCE(DistributionLoss):
     """Mean over positive pairs of −log 1/S Σ_s e^(κ_pos z_s·z⁺_s) / (e^(κ_pos z_s·z⁺_s) + Σ_m e^(κ_pos z_s·z⁻_ms)).
 
-    z_s is the s-th of S samples of an anchor, z⁺_s of its match, and z⁻_ms of its negative m of M. The paper divides
-    the denominator by M, which subtracts log M from the loss. Without this factor, the limit of large κ is InfoNCE at
-    temperature 1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, most of all a large κ.
+    z_s, z⁺_s and z⁻_ms are the s-th samples of an anchor, its match and its m-th negative. The paper also divides the
+    denominator by M, which subtracts log M from the loss. lam does not, so the loss becomes InfoNCE at temperature
+    1/κ_pos for large κ. With few samples, the logarithm is biased, and training makes κ too large, above all large κ.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,
@@ -162,7 +162,7 @@ class MCInfoNCE(DistributionLoss):
         return {"kappa_pos": [self.log_kappa_pos.exp().item()]} if self.log_kappa_pos.requires_grad else {}
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE; 1/τ is the concentration of one mean of a positive pair around the other.
+        """The curvature of InfoNCE; 1/τ is the concentration of one mean of a positive pair around its partner.
 
         Two means of a pair differ by three von Mises-Fisher steps: from a mean to its latent variable, to the other
         latent variable, and to the other mean. The mean resultant lengths of the steps are multiplied.
@@ -199,7 +199,7 @@ class ELK(DistributionLoss):
         self.kappa_pos = kappa_pos
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE; 1/τ = κ κ_pos/2 is the slope of similarity over cosine for close pairs, κ large."""
+        """The curvature of InfoNCE, with 1/τ = κ κ_pos/2: d similarity / d cosine for close pairs and large κ."""
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
@@ -232,8 +232,8 @@ def log_expected_likelihood(
 class HIB(DistributionLoss):
     """Mean of −log p(match) over positive pairs plus mean of −log(1 − p(match)) over negative pairs.
 
-    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b), with z_s and z'_s the s-th samples of the two items. The KL term of Oh
-    et al. is left out. For the original, on Gaussians and distances, see `soft_contrastive`.
+    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b), with the s-th samples z_s and z'_s of the two items. lam leaves out the
+    KL term of Oh et al. `lam.methods.Hib` is the original, on Gaussians and distances.
 
     Source: Kirchhof, Kasneci and Oh (2023), equation 54, after Oh et al. (2019); a = 1 and b = 0 are the best values in
     table 7.
@@ -265,7 +265,7 @@ class HIB(DistributionLoss):
         self.n_samples, self.scale, self.offset, self.n_negatives = n_samples, scale, offset, n_negatives
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The positive part of InfoNCE's second derivative; 1/τ is the slope of HIB's logit over the means' cosine."""
+        """The positive part of InfoNCE's second derivative; 1/τ is d logit / d cosine of the means in p(match)."""
         slope = self.scale * float(bessel_ratio(dimension, torch.tensor(kappa).double())) ** 2
         return {"name": "infonce", "temperature": 1 / slope, "split": "outputs", "fix": "projected"}
 

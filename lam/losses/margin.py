@@ -47,8 +47,8 @@ class LogPosterior(MarginLoss):
     """Mean of ½ d² over positive pairs at distance d, plus mean of ½ max(0, margin² − d²) over *all* negative pairs.
 
     Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative pairs inside the margin, and
-    0 for other pairs. n⁺ and n⁻ count all positive and all negative pairs, also beyond the margin. `lam.hessians`
-    computes the curvature of this loss.
+    0 for other pairs. n⁺ and n⁻ are the numbers of positive and negative pairs, including pairs beyond the margin.
+    `lam.hessians` computes the curvature of this loss.
 
     Source: Warburg et al. (2023), "Bayesian metric learning for uncertainty quantification in image retrieval",
     equation 30.
@@ -69,7 +69,7 @@ class LogPosterior(MarginLoss):
 class PytorchMetricLearning(MarginLoss):
     """Mean distance d of positive pairs, plus mean of margin − d over negative pairs inside the margin.
 
-    Distances are not squared, and both means run over non-zero terms.
+    Both means are over non-zero terms.
 
     Source: pytorch-metric-learning's `ContrastiveLoss`, with `neg_margin=margin`.
 

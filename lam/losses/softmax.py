@@ -85,7 +85,7 @@ class SupCon(TemperatureLoss):
     def of_anchors(
         self, embeddings: Float[Tensor, "N D"], pairs: Pairs
     ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """The loss of each item, and whether the item has a loss; only items with a positive pair have one."""
+        """Loss of each item, and whether the item has a positive pair, and so a loss."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)
@@ -98,9 +98,9 @@ class AnInfoNCE(TrainableLoss):
     """InfoNCE with the similarity −Σ_d Λ_d (x_d − y_d)² of embeddings x and y, with a learned Λ.
 
     If the embeddings are a rotation of the latent variables, Λ_d is the concentration of positive pairs along d. For
-    unit embeddings and Λ_d = 1/(2τ), the loss is InfoNCE at temperature τ. Negatives may be drawn near the anchor, with
-    a fixed concentration Λ⁻. Then Λ = Λ⁺ − Λ⁻, where the concentration Λ⁺ > 0 of positive pairs is learned. An
-    ensemble sums the losses of M members; each member has its own Λ and its own pairs of the same items.
+    unit embeddings and Λ_d = 1/(2τ), the loss is InfoNCE at temperature τ. Λ = Λ⁺ − Λ⁻: Λ⁺ > 0 is the learned
+    concentration of positive pairs, and Λ⁻ is the fixed concentration of negatives near their anchor. An ensemble sums
+    the losses of M members; each member has its own Λ and its own pairs of the same items.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     and B.2.
@@ -109,7 +109,7 @@ class AnInfoNCE(TrainableLoss):
         dimension: embedding dimensions D.
         concentration: initial Λ⁺ of all dimensions.
         n_members: number of members M.
-        negatives: (D,) Λ⁻ ≥ 0, below `concentration`; by default 0, for negatives drawn evenly from all items.
+        negatives: (D,) Λ⁻ ≥ 0, below `concentration`. The default 0 is for negatives drawn evenly from all items.
         margin: as for `TrainableLoss`.
 
     Raises:
@@ -162,7 +162,7 @@ class AnInfoNCE(TrainableLoss):
         return cls(dimension, 1 / (2 * temperature), margin=margin)
 
     def learned(self) -> dict[str, list[float]]:
-        """Λ⁺ − Λ⁻, member after member."""
+        """Λ = Λ⁺ − Λ⁻ of all members, one after the other."""
         return {"concentration": (self.concentration - self.get_buffer("negatives")).flatten().tolist()}
 
     def extra_repr(self) -> str:
@@ -205,10 +205,10 @@ class AnInfoNCE(TrainableLoss):
 class VarCon(TrainableLoss):
     """Mean over items of KL(q ‖ p) − log p_r, with r the item's class.
 
-    p is the softmax of z·w_c/τ₁ over the classes c of the batch. z is the embedding; w_c are the `class_centroids`,
-    without gradient. In the target q, class r has odds e^(1/τ₂) against each other class, with τ₂ = (τ₁ − ε) + 2ε p_r.
+    p is the softmax of z·w_c/τ₁ over the classes c of the batch, with the embedding z and the centroids w_c, which have
+    no gradient. In the target q, class r is e^(1/τ₂) times as likely as each other class, with τ₂ = (τ₁ − ε) + 2ε p_r.
     If ε > 0, an item with a larger p_r has a softer target. Training learns ρ in ε = τ₁ tanh ρ, so ε lies within ±τ₁,
-    and τ₂ is positive. If a miner chose pairs, the mean is over the items in these pairs; centroids are of all items.
+    and τ₂ is positive. If a miner chose pairs, the mean is over the items in these pairs; the centroids use all items.
 
     Source: Wang et al. (2025), "Variational supervised contrastive learning", equations 7 to 13 and appendix C.1. In
     figure 3b, a fixed ε = 0.02 is best at τ₁ = 0.1.

@@ -95,8 +95,8 @@ class ConcentrationAlignment(DistributionLoss):
 class Siamese(DistributionLoss):
     """Loss of the cosine between the prediction h(μ₁) from an item and the target of its match.
 
-    A target is a direction without gradient; with gradients, all means would collapse into one. The predictor h has one
-    hidden layer with batch norm. `explicit` uses these cosines, in both directions of a pair.
+    Targets have no gradient; with a gradient, all means would collapse into one. The predictor h has one hidden layer
+    with batch norm. `explicit` uses these cosines, in both directions of a pair.
 
     Args:
         dimension: D.

@@ -33,7 +33,7 @@ Refit = Callable[["Method"], Encoder]
 
 
 class Trained(NamedTuple):
-    """A fitted encoder, and how its training went.
+    """A fitted encoder and the histories of its trainings.
 
     Attributes:
         encoder: the encoder, in evaluation mode.
@@ -46,11 +46,11 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """How a network becomes an encoder. The fields of a method are its options; creation checks them.
+    """The way from a network to an encoder. The fields are the options of the method; the constructor checks them.
 
     Attributes:
         name: key of the method in `lam.methods.METHODS` and in configurations.
-        encoder: class of the encoders that the method makes.
+        encoder: class of the encoders that `train` returns.
         reads_labels: whether training reads labels; evaluation always does.
         learns_from_matches: whether the method needs matching items even if the network has nothing to train.
     """
@@ -86,11 +86,11 @@ class Method(ABC):
     def learn_rest(
         self, network: nn.Module, head: str, dataset: Any, training: Training, histories: dict[str, History]
     ) -> dict[str, Any]:
-        """The encoder's own arguments, learned after the network; a second training adds to `histories`."""
+        """Arguments of the encoder that are learned after the network; adds a further training to `histories`."""
         return {}
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Before any work, reject a network, data or start weights that `train` cannot use; arguments as in `train`."""
+        """Reject a network, data or start weights that `train` cannot use, before any work; arguments as in `train`."""
         self.check_start(pretrained=training.pretrained)
         if not training.pretrained and can_learn(network):
             check_data(dataset, training)
@@ -121,7 +121,7 @@ class Method(ABC):
         Args:
             encoder: the encoder that `train` returned.
             held_out: items with labels or positions.
-            refit: function that fits another method to this network and data; None if the data are missing.
+            refit: function that fits another method to this network and data; None if there are no data.
             progress: show progress bars on standard error.
         """
 
@@ -130,7 +130,7 @@ class Method(ABC):
         return loss
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
-        """Name and settings of the training loss's curvature; empty for a loss without a curvature.
+        """Name and settings of the curvature of the training loss; empty for a loss without a curvature.
 
         A method that trains on two views of each image adds the settings of the views as `views`.
 

@@ -200,8 +200,8 @@ class DistributionStep(Step):
 class Mcinfonce(ConcentrationMethod):
     """Train mean directions and concentrations by MCInfoNCE.
 
-    At the minimum of the loss, κ equals the concentration of the process that generated the data. Of the choices for
-    `kappa` (see `ConcentrationMethod`), the default "phases" was best in the paper.
+    At the minimum of the loss, κ equals the concentration of the process that generated the data.
+    `ConcentrationMethod` explains `kappa`; its default "phases" was best in the paper.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs".

@@ -147,9 +147,9 @@ class Aninfonce(Deterministic):
     Attributes:
         concentration: initial Λ⁺ > 0 of all dimensions; 5 corresponds to InfoNCE at temperature 0.1.
         n_members: M ≥ 1; several members need images.
-        crop_scales: least share of an image's area in a crop, for each member; by default evenly from 1 to 0.3.
+        crop_scales: least share of an image's area in a crop, for each member; by default in equal steps from 1 to 0.3.
         negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives around their anchor,
-            if `training.miner` prefers near negatives. The loss weights dimensions by Λ.
+            if `training.miner` prefers near negatives.
         normalise: whether the loss compares unit embeddings; otherwise it compares the head's outputs. Retrieval
             always compares directions.
     """
@@ -190,7 +190,7 @@ class Aninfonce(Deterministic):
         return AnInfoNCE(dimension, self.concentration, **options)
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
-        """Empty if the loss has no curvature, as the class describes; see `Method.trained_by`."""
+        """As `Method.trained_by`; empty unless the curvature's conditions, which the class states, hold."""
         if self.n_members > 1 or not self.normalise or min((learned or {}).get("concentration", [1.0])) <= 0:
             return {}
         return super().trained_by(loss, dimension, learned)

@@ -126,11 +126,12 @@ class Laplace:
     """Settings of a Laplace posterior, checked on creation.
 
     Attributes:
-        margin: margin of the contrastive loss, in (0, 2]; used by miners, by `head="train"`, and by curvatures that
-            need a margin and have none of their own.
+        margin: margin of the contrastive loss, in (0, 2], for miners, for `head="train"`, and for a curvature whose
+            own margin is None.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
-        pairs: `batch` takes all pairs within a batch; posteriors can then be added, and batches subtracted. `dataset`
-            takes every pair of the data set. A `lam.pairs.Relation` is for pairs by distance and for mined pairs.
+        pairs: `batch` takes all pairs within a batch, so that posteriors can be added, and batches subtracted.
+            `dataset` takes every pair of the data set. A `lam.pairs.Relation` is for pairs by distance and for mined
+            pairs.
         head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
             network. `train` trains this layer on all outputs of the network, held in memory; see
             `train_layer`. `identity` keeps the network's embeddings. Then κ says little about the distance
@@ -139,10 +140,10 @@ class Laplace:
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers need
             pairs within batches.
         structure: structure of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
-            or `low_rank`; several layers take `diag` or `kron`. Curvatures with cross terms (derivatives by two items)
-            need `diag` and `layers="last"`. `ekfac` reads the features twice, from a temporary file. The default is
-            `kron`; it is `diag` for several layers, for more than 4,096 inputs or outputs, and for a curvature that has
-            cross terms or no `matrices` method.
+            or `low_rank`; several layers take `diag` or `kron`. Curvatures with cross terms (derivatives with respect
+            to two items) need `diag` and `layers="last"`. `ekfac` reads the features twice, from a temporary file. The
+            default is `kron`; it is `diag` for several layers, for more than 4,096 inputs or outputs, and for a
+            curvature that has cross terms or no `matrices` method.
         predictive: for several layers: outputs `linearised` in the weights (default), or `sampled` networks.
         max_memory: limit in bytes for the sums of the structure; with several layers, for the total of these sums, one
             batch and one item. To embed, S sampled networks take S times the memory of the layers' weights.

@@ -94,7 +94,7 @@ class LaplaceOnline(LaplaceMethod):
             raise ValueError(f"hessian_{error}") from None
 
     def check_start(self, *, pretrained: bool) -> None:
-        """Reject a trained network, which is not trained again."""
+        """Reject a trained network, because the method trains from the start."""
         if pretrained:
             raise ValueError(
                 "laplace_online cannot start from a trained network, as it forms the posterior in training: use "

@@ -172,13 +172,16 @@ class LaplaceMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class LaplacePosthoc(LaplaceMethod, Laplace):
-    """Train a network, then put a posterior over its last layer, by the settings of `lam.methods.Laplace`.
+    """Train a network, then put a posterior over its last layer.
+
+    Further options are the settings of `lam.methods.Laplace`.
 
     Attributes:
-        miner: which pairs of a batch the curvature takes: `all`, `violating`, `easy`, `semihard` or `hard`.
+        miner: pairs of a batch for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`; see
+            `lam.pairs.Mining`.
         max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
-        views: settings of two random views of each image; only views of one image match. The curvature is then formed
-            on views, without labels; by default, on plain images. `curvature=own` takes the training's views.
+        views: settings of two random views of each image; by default, plain images. With views, only the two views of
+            an image match, so the curvature needs no labels. `curvature=own` takes the training's views.
         average: whether the curvature is a mean over the pairs of each type; otherwise it is a sum.
         batch_size: items in a batch, at least 2; `pairs=batch` forms pairs within these batches.
     """

@@ -108,7 +108,7 @@ class Simclr(ViewsMethod):
 
 @dataclass(frozen=True)
 class Simsiam(ViewsMethod):
-    """Train by the cosine between each view's prediction and the other view, without negatives.
+    """Train by the cosine between the prediction from one view and the other view, without negatives.
 
     Source: Chen and He (2021), "Exploring simple Siamese representation learning".
 
@@ -127,7 +127,7 @@ class Simsiam(ViewsMethod):
 
 @dataclass(frozen=True)
 class Byol(ViewsMethod):
-    """Train by the distance of each view's prediction from the other view's target.
+    """Train by the distance between the prediction from one view and the target from the other view.
 
     A copy of the network computes the targets. Before each training pass, the copy's weights ξ follow the network's
     weights θ: ξ ← m ξ + (1 − m) θ. In the paper, m grows to 1. Checkpoints hold the copy; encoders do not.
@@ -187,7 +187,7 @@ def follow(target: nn.Module, network: nn.Module, momentum: float) -> None:
 
 @dataclass(frozen=True)
 class Swav(ViewsMethod):
-    """Train by predicting a view's assignment to J learned prototypes from the other view; without multi-crop.
+    """Train by predicting, from one view, the other view's assignment to J learned prototypes; without multi-crop.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments".
 

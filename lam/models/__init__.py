@@ -159,7 +159,7 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 
 def preprocessing_of(name: str) -> Preprocessing | None:
-    """The image preprocessing that a network prescribes; None if it prescribes none.
+    """The image preprocessing that a network needs, or None for any preprocessing.
 
     Example:
         >>> preprocessing_of("efficientnet_lite0").shape, preprocessing_of("resnet18")

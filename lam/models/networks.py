@@ -30,7 +30,7 @@ class EmbeddingNetwork(nn.Module):
 
     Attributes:
         features: maps N inputs to (N, P), the inputs of the head.
-        head: the last linear layer, P to D; a posterior covers its weights.
+        head: the last linear layer, from P to D dimensions; a posterior covers its weights.
         recipe: arguments of `lam.models.build` that rebuild the network, as JSON, without weights and seed.
     """
 

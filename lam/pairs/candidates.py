@@ -14,12 +14,12 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """O fixed directions. The N items of a batch form pairs with these directions, not with each other.
+    """Pairs of the N items of a batch with O fixed directions, the candidates.
 
     Attributes:
         directions: (O, D) unit vectors.
-        positive: (N, O) non-negative weights of pairs of an item and a candidate that match.
-        negative: (N, O) non-negative weights of pairs of an item and a candidate that do not match.
+        positive: (N, O) weights ≥ 0 of the pairs that match.
+        negative: (N, O) weights ≥ 0 of the pairs that do not match.
 
     Raises:
         ValueError: for weights of a wrong shape, negative or not finite, or directions that are not unit vectors.
@@ -69,7 +69,7 @@ class Candidates:
     def by_label(
         cls, labels: Shaped[Tensor, " N"], directions: Float[Tensor, "O D"], labels_of_directions: Shaped[Tensor, " O"]
     ) -> "Candidates":
-        """Candidates from a memory bank: a candidate with the item's label matches, any other does not.
+        """Candidates from a memory bank: a candidate matches an item if their labels are equal.
 
         Example:
             >>> bank = Candidates.by_label(torch.tensor([0, 1]), torch.eye(3), torch.tensor([0, 0, 1]))
@@ -83,7 +83,7 @@ class Candidates:
 
     @classmethod
     def paired(cls, directions: Float[Tensor, "N D"]) -> "Candidates":
-        """Candidates that are a second view or the text of each item: item a matches candidate a only.
+        """Candidates such as second views or texts of the items: item a matches only candidate a.
 
         Example:
             >>> Candidates.paired(torch.eye(2)).positive.tolist()

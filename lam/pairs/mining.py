@@ -38,15 +38,15 @@ class Mining:
 
     `all` chooses every pair.
 
-    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`. Its kind
-    "all" is `violating` here, and the loss's margin replaces its default of 0.2. Warburg et al. (2023) mine the same
-    way, and draw at most `max_pairs` triplets for the curvature.
+    Source: Schroff et al. (2015). Kinds and counts are as in `TripletMarginMiner` of pytorch-metric-learning. lam calls
+    its kind "all" `violating`, and uses the loss's margin instead of 0.2. Warburg et al. (2023) also mine in this way,
+    with at most `max_pairs` triplets for the curvature.
 
     Attributes:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
             pytorch-metric-learning, for labels.
-        max_pairs: greatest number of triplets, drawn at random. For `all` and miners of pytorch-metric-learning,
-            greatest number of unordered positive pairs, and of negative pairs. None for no limit.
+        max_pairs: greatest number of triplets, drawn at random; None for no limit. For `all` and miners of
+            pytorch-metric-learning, the limit is on unordered positive pairs, and likewise on negative pairs.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.
@@ -82,7 +82,7 @@ class Mining:
         margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
-        """The chosen pairs of a batch, possibly empty; `pairs` itself for the miner `all` without a limit.
+        """The chosen pairs of a batch; there may be none. `all` without a limit returns `pairs`.
 
         Args:
             embeddings: (N, D) unit rows.

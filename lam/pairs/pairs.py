@@ -20,13 +20,13 @@ _MARGIN = 1e-9  # the search radius is larger by this share, because a k-d tree 
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    The weight of an ordered pair (a, b) says how often this pair counts. After `by_label`, `positive` and `negative`
-    are computed when they are first read, so a loss that reads only `labels` takes time linear in N.
+    The weight of an ordered pair (a, b) says how often this pair counts. `by_label` leaves `positive` and `negative` to
+    their first use, so a loss that reads only `labels` takes time linear in N.
 
     Attributes:
         positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.
-        negative: (N, N) weights of the negative pairs, of the same form; pairs beyond a loss's margin are included.
-        n_positives: n⁺, the number of ordered positive pairs; `lam.pairs.mining` defines n⁺ and n⁻ after mining.
+        negative: (N, N) weights of the negative pairs, of the same form, including pairs beyond a loss's margin.
+        n_positives: n⁺, the number of ordered positive pairs; for n⁺ and n⁻ after mining see `lam.pairs.mining`.
         n_negatives: n⁻, the number of ordered negative pairs.
         labels: (N,) classes of all items of the batch; None for pairs by distance.
     """
@@ -66,7 +66,7 @@ class Pairs:
 
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
-        """Two items with the same label are a positive pair, any other two items a negative pair.
+        """All pairs of a batch: positive if the two labels are equal, else negative.
 
         Args:
             labels: (N,) integer label of each item; other types raise a `ValueError`.
@@ -104,9 +104,10 @@ class Pairs:
         angles: Real[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Pairs":
-        """Two near places are a positive pair, two far places a negative pair; other places form no pair.
+        """Pairs of places: positive if they are near, negative if they are far.
 
-        Near places with too different compass angles form no pair, because their photographs show different things.
+        Places at a distance between these limits form no pair. Near places whose compass angles differ too much form no
+        pair either, because their photographs show different things.
 
         Args:
             positions: (N, X) coordinates of each item, in metres.
@@ -145,8 +146,8 @@ class Pairs:
     ) -> "Pairs":
         """Pairs chosen by a miner of pytorch-metric-learning.
 
-        The miner's pairs are ordered and may repeat. A matrix M counts each pair. The weights are (M + Mᵀ)/2, which is
-        symmetric and gives the same loss.
+        The miner's pairs are ordered and may repeat. If a matrix M counts them, the weights are (M + Mᵀ)/2. They are
+        symmetric and give the same loss.
 
         Args:
             tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.

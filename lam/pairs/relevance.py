@@ -54,15 +54,15 @@ class Relevance(ABC):
         return self._match(self.queries[:, None], self.candidates[hits.cpu()])
 
     def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"] | None:
-        """Labels of the hits, as in `of_hits`; None for places."""
+        """(Q, K) labels of the hits, given as indices into the gallery; None for places."""
         return None
 
     def same_answer(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
-        """Whether two hits match each other, and so give the same answer."""
+        """Whether two hits match each other, which means that they give the same answer."""
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()])
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Whether each gallery item matches each query of `queries[rows]`; an item matches itself."""
+        """Whether each gallery item matches each query in `queries[rows]`; an item matches itself."""
         return self._match(self.queries[rows.cpu()][:, None], self.candidates[None])
 
     def count(self) -> Int[Tensor, " Q"]:
@@ -107,10 +107,10 @@ class LabelRelevance(Relevance):
 
 
 class PlaceRelevance(Relevance):
-    """Places match if they are near each other; compass angles have no effect.
+    """Places match if they are near each other, whatever their compass angles.
 
     Args:
-        positions: (N, X) in metres.
+        positions: (N, X) coordinates in metres.
         within: greatest distance of a match, in metres.
         is_query: see `Relevance`.
 
@@ -138,10 +138,10 @@ def relevance_of(
     is_query: Bool[Tensor, " N"] | None = None,
     relevant_within: float | None = None,
 ) -> Relevance:
-    """Relevance by label; for a relation of places, by distance.
+    """`LabelRelevance`, or for a relation of places `PlaceRelevance`.
 
     Args:
-        relation: definition of matching items.
+        relation: rule for matching items.
         targets: (N,) labels or (N, X) positions in metres.
         is_query: (N,) True for queries, False for the gallery.
         relevant_within: greatest distance of matching places, in metres; by default `relation.positive_within`.

@@ -51,16 +51,16 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with precision Σ⁻¹ = s relu(h) + α.
 
-    relu sets negative entries or eigenvalues of h to zero. Each subclass has its own structure (see `lam.hessians`) as
-    `curvature`. Arguments named `features` are the layer's inputs φ; in `lam.posteriors.layers`, the network's inputs.
+    relu sets negative entries or eigenvalues of h to zero. Each subclass takes its own structure of `lam.hessians` as
+    `curvature`. Arguments `features` are the layer's inputs φ; for a `LayersPosterior`, the network's inputs.
 
     Attributes:
-        weight: (D, P) the trained weight; with the bias, the mean θ*.
+        weight: (D, P) the trained weight. Weight and bias are the mean θ*.
         bias: (D,) the trained bias, or None.
         curvature: curvature h of the loss over the data.
         n_items: number of items in the curvature.
-        prior_precision: α > 0. None means `prior_ratio` times the mean eigenvalue of s relu(h). Then s changes only the
-            width of the posterior, not its shape.
+        prior_precision: α > 0. None means `prior_ratio` times the mean eigenvalue of s relu(h); s then scales the
+            covariance and does not change its shape.
         likelihood_scale: s > 0; None chooses the default, see `scale`.
         seed: seed of the noise that all predictions share.
         prior_ratio: see `prior_precision`.
@@ -112,11 +112,11 @@ class Posterior(ABC):
         return 1 / mean_square if mean_square else 1.0
 
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
-        """Random last layers: (S, D, P) weights, and (S, D) biases or None; arguments as `noise`."""
+        """Random last layers: weights (S, D, P), and biases (S, D) or None; arguments as in `noise`."""
         return self.layers_from(self.noise(n_samples, generator=generator))
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise for random last layers, the same for every likelihood scale and prior precision.
+        """Noise for random last layers. It does not depend on likelihood scale and prior precision.
 
         Args:
             n_samples: S ≥ 1.
@@ -142,9 +142,9 @@ class Posterior(ABC):
 
     @abstractmethod
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the predictive variance of N items that comes from weight directions with negative curvature h.
+        """Share of the predictive variance of N items from weight directions with negative curvature h.
 
-        Because h is clipped to zero there, only the prior determines the variance.
+        In these directions h is set to zero, so only the prior determines the variance.
         """
 
     @property
@@ -175,14 +175,14 @@ class Posterior(ABC):
     def predictor(
         self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """A function from features, and optionally the network's output, to embeddings; all calls use the same noise.
+        """A function from features to embeddings; all its calls use the same noise.
 
         The output of an item with features φ is distributed as N(Wφ + b, C), with C from `output_spread`. `marginal`
         draws S outputs of each item from this distribution. `network` draws S layers; sample s of every item comes from
         layer s.
 
-        If the network's output is given, embeddings have exactly its direction. Otherwise the function computes the
-        output again, and the direction may differ in the last bit.
+        As a second argument, the function takes the network's output and returns exactly its direction. Without it, the
+        function computes the output again, and the direction may differ in the last bit.
 
         Args:
             n_samples: S ≥ 2.
@@ -209,7 +209,7 @@ class Posterior(ABC):
     def unchecked_predictor(
         self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """Like `predictor`, for export: the function neither checks features nor splits batches."""
+        """`predictor` for export: the function neither checks features nor splits batches."""
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
@@ -244,11 +244,12 @@ class Posterior(ABC):
     def cosine_variance(
         self, queries: Float[Tensor, "N P"], hits: Float[Tensor, "_ P"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Cosine of each query and its hit, and the variance of this cosine if the same weights embed query and hit.
+        """Cosine of each query and its hit, and the variance of this cosine under the posterior.
 
-        The layer's outputs f(φ) of a query and f(ψ) of its hit have directions n and m, and the cosine c = nᵀm. To
-        first order in the weights, c has the variance uᵀ Σ u with u = g ⊗ φ + g' ⊗ ψ and the posterior's covariance Σ.
-        The derivatives of c by the two outputs are g = (m − c n)/‖f(φ)‖ and g' = (n − c m)/‖f(ψ)‖.
+        The same random weights embed query and hit. Their outputs f(φ) and f(ψ) have directions n and m, with the
+        cosine c = nᵀm. To first order in the weights, c has the variance uᵀ Σ u with u = g ⊗ φ + g' ⊗ ψ and the
+        posterior's covariance Σ. The derivatives of c with respect to the two outputs are g = (m − c n)/‖f(φ)‖ and
+        g' = (n − c m)/‖f(ψ)‖.
 
         Args:
             queries: (N, P) features φ.
@@ -258,7 +259,7 @@ class Posterior(ABC):
             (N,) cosines and (N,) variances, float64.
 
         Raises:
-            ValueError: for features of another width or number, or not finite.
+            ValueError: for features of another width or number, or that are not finite.
         """
         if queries.shape != hits.shape:
             raise ValueError(
@@ -290,7 +291,7 @@ class Posterior(ABC):
         return self._with_prior(float(10.0**best.x))
 
     def with_prior_step(self: Same, rate: float) -> Same:
-        """The posterior after a step of size `rate` in log α, in the direction of greater `log_marginal_likelihood`."""
+        """The posterior after a step of size `rate` in log α towards a greater `log_marginal_likelihood`."""
         alpha, apart = self.alpha, 1e-4
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)

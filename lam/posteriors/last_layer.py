@@ -19,7 +19,7 @@ from lam.utils.autocast import without_autocast
 
 @dataclass(frozen=True)
 class DiagonalPosterior(Posterior):
-    """q(θ) = N(θ*, diag(1/(s·relu(h) + α))) over weight and bias of a linear layer; see `Posterior`.
+    """`Posterior` with a diagonal covariance: q(θ) = N(θ*, diag(1/(s·relu(h) + α))).
 
     Source: Warburg et al. (2023), equation 3. lam adds the factor s, because h is an average over pairs.
     """
@@ -36,7 +36,7 @@ class DiagonalPosterior(Posterior):
         return share_of(inputs.square().mean(0) * self.variance, self.curvature.h < 0)
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise of the weight, and of the bias as the last column."""
+        """Standard normal noise (S, D, F); the last column is for the bias."""
         shapes = [part.shape for part in (self.weight, self.bias) if part is not None]
         weight, *bias = self._normal(n_samples, shapes, generator, self.weight.dtype)
         return [torch.cat([weight, *(part[..., None] for part in bias)], 2)]
@@ -61,7 +61,7 @@ class DiagonalPosterior(Posterior):
 
 @dataclass(frozen=True)
 class FullPosterior(Posterior):
-    """q(θ) = N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), with eigenvalues λ and eigenvectors V of h; see `Posterior`.
+    """`Posterior` N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), with eigenvalues λ and eigenvectors V of h.
 
     Computations are in float64, because the variance of an output sums terms of very different sizes.
     """
@@ -111,9 +111,9 @@ class FullPosterior(Posterior):
 
 @dataclass(frozen=True)
 class EkfacPosterior(Posterior):
-    """q(θ) = N(θ*, Q diag(1/(s·relu(λ) + α)) Qᵀ) with Q = U_B ⊗ U_A and λ the diagonal of Qᵀ h Q; see `Posterior`.
+    """`Posterior` N(θ*, Q diag(1/(s·relu(λ) + α)) Qᵀ), with Q = U_B ⊗ U_A and the diagonal λ of Qᵀ h Q.
 
-    U_B holds the eigenvectors of the Kronecker factor for the layer's outputs, U_A for its inputs.
+    U_B and U_A hold the eigenvectors of the Kronecker factors for the layer's outputs and inputs.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
     """
@@ -134,7 +134,7 @@ class EkfacPosterior(Posterior):
 
     @without_autocast()
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """U_Bᵀ ε U_A, with ε from `Posterior.noise`. So the signs of eigenvectors do not change the samples."""
+        """U_Bᵀ ε U_A for standard normal ε, so that the signs of eigenvectors do not change the samples."""
         (noise,), (U_B, U_A) = super().noise(n_samples, generator=generator), self.basis
         return [U_B.T @ noise @ U_A]
 
@@ -183,7 +183,7 @@ class KronPosterior(EkfacPosterior):
     structure = Kron
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weight, bias and curvature, by name; also eigenvalues and eigenvectors of A, which are slow to compute."""
+        """Weight, bias, curvature, and eigenvalues and eigenvectors of A (slow to compute), by name."""
         return {**super().tensors(), "input_values": self.curvature.input_eigen[0], "input_vectors": self.basis[1]}
 
     @classmethod

@@ -68,7 +68,7 @@ class _Redrawn:
 
 @dataclass(frozen=True)
 class LayersPosterior(Posterior):
-    """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α; h is diagonal in a basis for each layer.
+    """`Posterior` over the weights of several layers; h is diagonal in a basis for each layer.
 
     `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes: f are the trained network's outputs
     and J is their Jacobian by θ. The outputs have covariance J Σ Jᵀ. `sampled` runs S networks with sampled weights.
@@ -144,7 +144,7 @@ class LayersPosterior(Posterior):
 
     @without_autocast()
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the variance of the linearised outputs that comes from negative entries of h; see `Posterior`."""
+        """Share of the variance of the linearised outputs from negative entries of h; see `Posterior`."""
         negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
 
         def total(variances: list[Tensor]) -> float:
@@ -258,6 +258,6 @@ class LayersPosterior(Posterior):
 
 @dataclass(frozen=True)
 class LayersKronPosterior(LayersPosterior):
-    """`LayersPosterior` with h diagonal along the eigenvectors of each layer's two Kronecker factors."""
+    """`LayersPosterior` whose bases are the eigenvectors of each layer's two Kronecker factors."""
 
     structure: ClassVar[Any] = LayersKron

@@ -37,19 +37,19 @@ class CalibrationOptions:
         folder: a folder of fresh images in class sub-folders, or a table of texts with labels or answers; by default
             the validation split.
         strangers: a folder or table of queries without a match; by default the items of held-out classes. P(known) and
-            the flag learn from these strangers, and the bound on false accepts holds for queries like them. With
-            several sub-folders or labels, it holds for a random item of a new class, and needs as many classes as it
-            would need items. If the held-out classes are too few to bound the target rate, labelled queries without
-            their matches bound it. Without held-out classes, P(known) and the flag learn from these labelled queries,
-            too.
-        unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
+            the flag learn from these strangers, and the bound on false accepts holds for queries like them. If they
+            have several sub-folders or labels, the bound holds for a random item of a new class; it then counts classes
+            instead of items. If the held-out classes are too few for the target rate, the bound is for labelled
+            queries, searched without their matches. Without held-out classes, P(known) and the flag also learn from
+            these queries.
+        unlabelled: a folder or table of typical queries, both known ones and strangers, to learn P(known) from;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
             queries are left out, with a warning. The queries have no effect if the interval for their share of
             strangers includes 0 or 1.
         share_of_strangers: assumed share of strangers among future queries, if unlabelled queries do not determine it.
         columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
         data_root: folder of the run's data, if it has moved.
-        reference: number of training items, which some scores need; 0 leaves these scores out.
+        reference: number of training items for the scores that need them; 0 leaves these scores out.
         damaged: treatment of damaged image files in these folders; by default an error.
 
     Raises:

@@ -38,7 +38,7 @@ class Run:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the same folder; false once that was moved, deleted or replaced."""
+        """Whether the path still leads to the same folder; false after it was moved, deleted or replaced."""
         try:
             return os.path.samestat(self._opened, self.folder.stat())
         except OSError:
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def gallery(self) -> Snapshot:
-        """The present items, also while others write; a missing or locked gallery raises a `ValueError`."""
+        """The present items, even while another process writes; a missing or locked gallery raises a `ValueError`."""
         return Snapshot.read(self.gallery_folder, self.encoder.dimension)
 
     def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:

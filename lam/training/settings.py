@@ -104,7 +104,7 @@ class Training(TrainingOptions):
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.
         devices: 1 for one device, or a list with its index. Under torchrun, each process has its own device.
         progress: show a progress bar on standard error, in the first process.
-        stage: see `Stage`; by default without effect.
+        stage: function from the name of a stage to a context, such as a timer; by default without effect.
     """
 
     loss: Loss

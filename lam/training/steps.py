@@ -21,7 +21,7 @@ _SHORTEST = 1e-12  # as torch.nn.functional.normalize
 
 
 class DivergenceError(ValueError):
-    """Training reached NaN or infinity; the loop adds the number of the step to the message."""
+    """Training reached NaN or infinity; the message names the step."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Step:
             The loss, a detached scalar; training stops if it is not finite.
 
         Raises:
-            DivergenceError: if the step cannot go on; the loop adds the step's number to the message.
+            DivergenceError: if the step cannot go on.
         """
         value = self.value(network, loss, batch)
         backward(value)

@@ -1,4 +1,4 @@
-"""`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that the item's kind is known.
+"""`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that it is in-distribution.
 
 The posterior gives κ_e: how well the data determine an embedding. Known items nearby, or a trained head, give κ_a: how
 closely an item's matches lie around the item. One κ combines κ_e, κ_a and p_known. With probability q, the true

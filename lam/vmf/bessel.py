@@ -31,7 +31,7 @@ _TABLES: dict[int, np.ndarray] = {}
 def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
     """Mean resultant length of the von Mises-Fisher distribution, differentiable in kappa.
 
-    A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), which rises from 0 at kappa = 0 towards 1.
+    A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa) rises from 0 at kappa = 0 towards 1.
 
     Source: Sra (2012), "A short note on parameter approximation for von Mises-Fisher distributions", equation 3.
 
@@ -76,14 +76,17 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
-    """log C_D of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x) of x, differentiable twice in kappa.
+    """Log normaliser log C_D of the density C_D(kappa) exp(kappa mu.x), twice differentiable in kappa.
 
     log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa). At kappa = 0, log C_D is minus the log of
     the sphere's area. The derivative of log C_D is -A_D.
 
     Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
 
-    Args, Raises, shape and type of the result: as `bessel_ratio`, and
+    Raises, shape and type of the result: as `bessel_ratio`.
+
+    Args:
+        dimension, kappa: as for `bessel_ratio`.
         scaled: return log C_D + kappa, the log density at the mean direction, computed without cancellation.
 
     Example:
@@ -103,7 +106,7 @@ def kappa_from_resultant(
     """Concentration kappa for a mean resultant length R: the inverse of `bessel_ratio`.
 
     Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2), times a correction
-    from a table. An exported graph may omit Halley's method; see `tabulate_for_export`.
+    from a table. Programs of `BayesianEncoder.export` may use only the start, with errors of 1e-8.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 

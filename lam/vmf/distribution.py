@@ -130,8 +130,6 @@ class VonMisesFisher(Distribution):
     def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
         """Log density with respect to the area of the sphere, differentiable in value, loc and concentration.
 
-        The code avoids cancellation by the form log C_D + kappa - kappa ||value - loc||^2 / 2.
-
         Args:
             value: unit vectors (..., D), broadcast against the batch.
 
@@ -214,7 +212,7 @@ class VonMisesFisher(Distribution):
     ) -> "VonMisesFisher":
         """Maximum likelihood fit over the first axis.
 
-        loc is the direction of the samples' (weighted) mean, and A_D(kappa) the mean's length.
+        loc is the direction of the (weighted) mean of the samples, and A_D(kappa) is its length.
 
         Source: Sra (2012), equations 2 to 5.
 

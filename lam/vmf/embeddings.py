@@ -172,17 +172,17 @@ class Embeddings:
     """N points on the unit sphere in R^D with their uncertainty.
 
     Attributes:
-        mean: (N, D) unit vectors that retrieval compares: f/‖f‖ of the network's output f, or 0 if f is 0; see also
-            `mean_samples`.
+        mean: (N, D) directions, unit vectors: f/‖f‖ for the network's output f, or 0 if f is 0. If `mean_samples` is
+            set, mean directions of samples.
         kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. If the three parts
             of κ (the last three attributes) are set, `kappa` combines them; see `lam.tuning.ambiguity`.
         resultant: (N,) mean resultant length in [0, 1] of the distribution with `kappa`.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) sampled unit vectors, if requested.
-        mean_samples: S if `mean` is the mean direction of S samples; only means with the same S can be compared.
+        mean_samples: S if `mean` is the mean direction of S samples, else None. Compare only means with the same S.
         kappa_epistemic: (N,) concentration from the method alone: how well the data determine the embedding.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
-        p_known: (N,) probability in [0, 1] that the item's kind is known.
+        p_known: (N,) probability in [0, 1] that the item is in-distribution.
 
     Raises:
         ValueError: for shapes that disagree, types that are not floating-point, or only some of the parts of κ.

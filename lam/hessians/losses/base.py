@@ -87,7 +87,7 @@ Same = TypeVar("Same", bound="Curvature")
 
 
 class Curvature(ABC):
-    """The curvature of a loss with respect to a network's outputs f = r n, with lengths r and directions n.
+    """Curvature of a loss with respect to a network's outputs f = r n, with lengths r and directions n.
 
     A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`. All structures except `Diagonal`
     also need `matrices`. The total curvature h is a weighted sum of T terms; by default, one term sums over all items.
@@ -101,7 +101,7 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature with None options replaced by `settings`, such as a loss's settings."""
+        """The curvature with values from `settings`, such as a loss's settings, for its settings that are None."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self.unset if settings.get(name) is not None})
 
@@ -119,7 +119,7 @@ class Curvature(ABC):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """Weight of each term in h, by the name of the term's summands, such as "item"."""
+        """Weight of each term in h. The key names one summand of the term, such as "item"."""
         return {"item": 1.0}
 
     @property
@@ -162,11 +162,11 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Diagonal of the cross terms for the weights of a layer with these inputs, summed over all pairs."""
+        """Diagonal of the cross terms in the weights of a layer with these inputs, summed over all pairs."""
         raise ValueError(f"{type(self).__name__} has no cross terms: check has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
-        """Type of the computation; float64 with cross terms, because these cancel most of the other terms."""
+        """Type of the computation: float64 with cross terms, because they cancel most of the other terms."""
         return torch.float64 if self.has_cross_terms else torch.promote_types(features.dtype, torch.float32)
 
     @property

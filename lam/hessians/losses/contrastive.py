@@ -108,19 +108,20 @@ class ContrastiveCurvature(SummedByPartners):
     """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs of items a and b with directions n_a and n_b.
 
     t_ab is 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, and 0 for other pairs. n⁺ and n⁻
-    count all positive and all negative pairs, also beyond the margin. So the curvature is h = S⁺/n⁺ − w S⁻/n⁻. S⁺ sums
-    the second derivatives of ½ ‖n_a − n_b‖² over positive pairs, S⁻ over negative pairs inside the margin.
+    are the numbers of positive and negative pairs, including pairs beyond the margin. The curvature is
+    h = S⁺/n⁺ − w S⁻/n⁻. S⁺ and S⁻ sum the second derivatives of ½ ‖n_a − n_b‖², over positive pairs and over negative
+    pairs inside the margin.
 
-    `fix="fixed"` takes second derivatives by each item, with the other item fixed. "full" adds the cross terms.
-    "positive" is "full" without negative pairs. "projected" takes the positive part of each item's "fixed" curvature,
-    so no entry is clipped later; this single term is averaged over the positive pairs.
+    With `fix="fixed"`, derivatives are with respect to one item of a pair, and the other item is fixed. "full" adds
+    cross terms, derivatives with respect to both items. "positive" is "full" without negative pairs. "projected" sets
+    the negative eigenvalues of each item's "fixed" curvature to zero, and averages it over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
     Attributes:
         margin: in (0, 2]; negative pairs at this distance or farther have no curvature. A margin below about 0.01 needs
-            float64 features. In a method's options, None means the margin of the loss.
-        split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
+            float64 features. None only in a method's options, for the margin of its loss.
+        split: whether the normalisation of outputs is linearised (`euclidean`) or not (`arccos`).
         fix: terms of the curvature: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
         average: whether S⁺ and S⁻ are divided by n⁺ and n⁻; if not, h is the plain sum S⁺ − w S⁻.

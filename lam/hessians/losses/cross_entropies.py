@@ -20,15 +20,15 @@ from lam.utils.checks import check_positive
 class SupConCurvature(SoftmaxCurvature):
     """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n_b / τ), averaged over items a with positive pairs P(a).
 
-    n_a is the direction of item a's output. The softmax runs over candidates b: the other items of the batch, or
-    `lam.pairs.Candidates` such as a memory bank or second views (not if `fix` is `full`). A repeated candidate counts
-    twice; a candidate that is neither positive nor negative does not count. With second views as candidates, this is
-    the curvature of InfoNCE with one view fixed.
+    n_a is the direction of item a's output. The candidates b are the other items of the batch. Unless `fix` is `full`,
+    they can be `lam.pairs.Candidates`, such as a memory bank or second views. A repeated candidate counts twice; a
+    candidate that is neither positive nor negative does not count. With second views as candidates, this is the
+    curvature of InfoNCE with one view fixed.
 
     Source: Khosla et al. (2020), equation 2.
 
     Attributes:
-        temperature: τ > 0. In a method's options, None means the temperature of the loss.
+        temperature: τ > 0; None only in a method's options, for the temperature of its loss.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Example:
@@ -117,9 +117,9 @@ class AgainstNegatives:
 
 @dataclass(frozen=True)
 class InfoNCECurvature(AgainstNegatives, SupConCurvature):
-    """Curvature of the `AgainstNegatives` loss, averaged over positive pairs, with z = cosine/τ.
+    """Curvature of InfoNCE: the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), z = cosine/τ.
 
-    With one positive pair for each item, it equals the curvature of SupCon.
+    The sum is over the negatives n of a. If each item has one positive pair, this is the curvature of SupCon.
 
     Source: van den Oord et al. (2018), equation 4; Chen et al. (2020), equation 1.
 
@@ -129,7 +129,7 @@ class InfoNCECurvature(AgainstNegatives, SupConCurvature):
 
 @dataclass(frozen=True)
 class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
-    """Curvature of the `AgainstNegatives` loss with logits z_ab = −Σ_d Λ_d (n_ad − n_bd)², a mean over positive pairs.
+    """Curvature of AnInfoNCE: `InfoNCECurvature` with the logits z_ab = −Σ_d Λ_d (n_ad − n_bd)².
 
     n_a is the unit output of item a. The part of z_ab that depends only on n_a cancels in the softmax. The rest is
     n_a · g_b − β_b, with g_b = 2Λ n_b and β_b = Σ_d Λ_d n_bd². If all Λ_d are 1/(2τ), this is the curvature of InfoNCE.
@@ -137,8 +137,8 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
     Source: Rusak et al. (2024), equation 3.
 
     Attributes:
-        concentration: (D,) Λ > 0, the difference Λ⁺ − Λ⁻ of `lam.losses.AnInfoNCE`. In a method's options, None means
-            the value that the loss learns.
+        concentration: (D,) Λ > 0, the difference Λ⁺ − Λ⁻ of `lam.losses.AnInfoNCE`; None only in a method's options,
+            for the values that its loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Example:
@@ -169,16 +169,15 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
 class VarConCurvature(SoftmaxCurvature):
     """Curvature of KL(q ‖ p) − log p_r, averaged over the items, with p the softmax of n · w_c/τ over the classes c.
 
-    n is the item's direction, w_c the centroid of class c, and r the item's class. In the target q, class r has odds
-    e^(1/τ₂) against each other class, with τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. So, up to a constant,
-    the loss sums the cross-entropies with q and with the one-hot class y: ω = 2p, ε = η = p and t = y + q − 2p.
+    n is the item's direction, w_c the centroid of class c, and r the item's class. In the target q, class r is e^(1/τ₂)
+    times as likely as each other class, with τ₂ = (τ − ε) + 2ε p_r. The curvature takes targets and centroids as fixed.
 
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
-        temperature: τ > 0. In a method's options, None means the temperature of the loss.
-        epsilon: ε, between −τ and τ; no effect if `split` is `logits`. In a method's options, None means the value that
-            the loss learns.
+        temperature: τ > 0; None only in a method's options, for the temperature of its loss.
+        epsilon: ε, between −τ and τ; no effect if `split` is `logits`. None only in a method's options, for the value
+            that its loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Example:
@@ -219,19 +218,22 @@ class VarConCurvature(SoftmaxCurvature):
         return Softmaxes(self, n, r.double(), 0, *self.similarity(centroids), block, block_size, cost)
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """Number of items that belong to any pair."""
+        """Number of items in at least one pair."""
         return (int(pairs.paired.sum()) if isinstance(pairs, Pairs) else pairs.size,)
 
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         return block.z.logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """p_r, the number of other classes, and 1 if the item belongs to any pair, else 0."""
+        """For each item: p_r, the number of other classes, and whether the item is in a pair (1 or 0)."""
         own, others = exponential(block.z - normaliser, block.positive).sum(1), (1 - block.positive).sum(1)
         return torch.stack([own, others, block.positive.sum(1)], 1)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of the sum of two cross-entropies; see the class."""
+        """Up to a constant, a loss sums the cross-entropies with q and with the one-hot class y.
+
+        So ω = 2p, ε = η = p and t = y + q − 2p, as `lam.hessians.losses.softmax` defines them.
+        """
         temperature, epsilon = self.tau, required("epsilon", self.epsilon)
         _, n_others, counted = sums.split(1, 1)
         p = counted * (block.z - normaliser).exp()

@@ -76,9 +76,9 @@ class SoftmaxCurvature(SummedByPartners):
     A subclass implements `normaliser`, `sums` and `derivatives`; also `similarity` if its logits are not
     cosine/temperature.
 
-    `fix="fixed"` differentiates the loss of each anchor by the anchor's output, with the candidates fixed. "full" also
-    differentiates by the outputs of the candidates; only SupCon and InfoNCE offer it. "projected" takes the positive
-    part of each anchor's "fixed" curvature; with `split="logits"`, "projected" and "fixed" are equal.
+    With `fix="fixed"`, derivatives are with respect to each anchor's output, and the candidates are fixed. "full" adds
+    derivatives with respect to the candidates' outputs; only SupCon and InfoNCE offer it. "projected" sets the negative
+    eigenvalues of each anchor's "fixed" curvature to zero; with `split="logits"`, it equals "fixed".
 
     Attributes:
         split: where the network ends: at the `logits` or the `outputs`. Only `outputs` keeps the whole second

@@ -28,20 +28,20 @@ Shapes = Mapping[str, tuple[int, ...]]
 class SummedCurvature(ABC):
     """Curvature of a loss with respect to weights of a network, h = Σ_t w_t S_t/n_t, with sums S_t over batches.
 
-    A loss has T terms t, such as positive and negative pairs, with weights w_t and n_t summands. The sums are neither
-    normalised nor clipped, so batches can be added and subtracted. If the curvature is not averaged, h is Σ_t w_t S_t.
+    A loss has T terms t, such as positive and negative pairs. Term t has the weight w_t and n_t summands. Sums of
+    batches can be added and subtracted. If the curvature is not averaged, h is Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...) sums S_t.
-        counts: divisors n_t of the terms. None for a running mean of h, from which no batch can be subtracted.
+        counts: divisors n_t of the terms; None for a running mean of h. No batch can be subtracted from such a mean.
         curvature: curvature of the loss, with the weights w_t.
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
-        shared_fields: names of the fields that must be equal in two summands, up to `shared_within`.
+        shared_fields: names of the fields that must be equal in two structures to add them.
         shared_within: tolerance for the entries of these fields.
-        shared_hint: advice in the error for summands with different `shared_fields`.
+        shared_hint: advice in the error for two structures with different `shared_fields`.
         setting_fields: names of the fields that are settings.
-        takes_cross_terms: whether the sums can hold cross terms, see `Curvature.has_cross_terms`.
+        takes_cross_terms: whether the sums can hold cross terms; see `Curvature.has_cross_terms`.
     """
 
     name: ClassVar[str]
@@ -92,7 +92,7 @@ class SummedCurvature(ABC):
 
     @property
     def h(self) -> Tensor:
-        """Σ_t w_t S_t/n_t, including negative values; errors as `weighted_by_term`."""
+        """Σ_t w_t S_t/n_t, including negative values; a `ValueError` if the first n_t is 0."""
         if self.counts is None:
             return self.sums[0]
         return weighted_by_term(self.sums, self.curvature, self.counts)
@@ -120,7 +120,7 @@ class SummedCurvature(ABC):
         return self if self.sums.dtype == dtype else self._mapped(lambda sums: sums.to(dtype))
 
     def all_reduce(self: Same) -> Same:
-        """The sum over all processes; each process returns the same."""
+        """The sum over all processes, in each of them."""
         counts = distributed.all_reduce(torch.tensor(self._counts, device=self.sums.device))
         return replace(self._mapped(distributed.all_reduce), counts=tuple(counts.tolist()))
 
@@ -129,7 +129,7 @@ class SummedCurvature(ABC):
         return {name: getattr(self, name) for name in (*self.sum_fields, *self.shared_fields)}
 
     def settings(self) -> dict[str, Any]:
-        """All fields that are no tensors, as JSON; errors as `lam.hessians.losses.to_settings`."""
+        """All fields that are no tensors, as JSON; a `ValueError` for a curvature that is not registered."""
         counts = None if self.counts is None else list(self.counts)
         own = {name: getattr(self, name) for name in self.setting_fields}
         return {"counts": counts, **own, "loss": to_settings(self.curvature)}

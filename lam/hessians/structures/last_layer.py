@@ -23,7 +23,7 @@ RANK = 256
 
 @dataclass(frozen=True)
 class Diagonal(Structure):
-    """The diagonal GGN: sums (T, D, F) of H_a,ii φ_aj², plus any cross terms of the loss; see `Structure`."""
+    """The diagonal GGN: sums (T, D, F) of H_a,ii φ_aj², plus the loss's cross terms, if any; see `Structure`."""
 
     name = "diag"
     takes_cross_terms = True
@@ -64,7 +64,7 @@ class Diagonal(Structure):
 class Full(Structure):
     """The exact matrix Σ_a H_a ⊗ φ_a φ_aᵀ; weight (i, j) of the layer has the index i F + j.
 
-    `Structure` defines H_a and φ_a. The posterior takes negative eigenvalues of the matrix as zero.
+    `Structure` defines H_a and φ_a. In the posterior precision, negative eigenvalues count as zero.
 
     Attributes:
         sums: (T, D F, D F) the sum for each of the T terms of the loss.
@@ -109,9 +109,9 @@ class Kron(Structure):
     """h ⊗ A approximates Σ_a H_a ⊗ φ_a φ_aᵀ: h = Σ_t w_t S_t/n_t with S_t = Σ_a H_a, and A is the mean of φφᵀ.
 
     `Structure` and its base class define the symbols. The product is exact if all items have the same features, or the
-    same H_a. Its eigenvectors are products of eigenvectors of h and A. In the posterior precision, negative eigenvalues
-    of h count as zero. A saved posterior includes the eigenvectors of A, which take F³ steps to compute. NNGeometry's
-    `PMatKFAC` gives the same result from a square root of each H_a (tests/hessians/test_nngeometry.py).
+    same H_a. In the posterior precision, negative eigenvalues of h count as zero. A saved posterior includes the
+    eigenvectors of A, which take F³ steps to compute. NNGeometry's `PMatKFAC` gives the same result from a square root
+    of each H_a (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 
@@ -165,7 +165,7 @@ class Kron(Structure):
         return curvature
 
     def to(self, device: torch.device | str) -> "Kron":
-        """As for any curvature; `input_eigen` moves along if it is known."""
+        """The curvature on a device, with `input_eigen` if it is known."""
         moved = super().to(device)
         if moved is not self and "input_eigen" in vars(self):
             vars(moved)["input_eigen"] = tuple(part.to(device) for part in self.input_eigen)
@@ -200,8 +200,8 @@ class Ekfac(Structure):
     """Exact diagonal of (U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A), with the eigenvectors U_B and U_A of a `Kron`.
 
     `Structure` defines H_a and φ_a. A fit takes two passes over the data, one for the basis and one for the diagonal.
-    Only sums in the same basis can be added and subtracted; two fits have different bases. In the posterior precision,
-    negative entries count as zero.
+    Only sums in the same basis, so of one fit, can be added and subtracted. In the posterior precision, negative
+    entries count as zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 

@@ -312,11 +312,11 @@ class LayersDiagonal(LayersCurvature):
 
 @dataclass(frozen=True)
 class LayersKron(LayersCurvature):
-    """B ⊗ A for each layer, where a layer applies one matrix at Z places z of its input.
+    """B ⊗ A for each layer. A layer applies one matrix at Z places z of its input.
 
     A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az at z. B is Σ_t w_t S_t/n_t with
-    S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az. g_az are the derivatives of the network's outputs by the layer's output at z.
-    For a last layer with one place, B ⊗ A equals `Kron`. It assumes that places are alike and not correlated.
+    S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az, with the Jacobian g_az of the network's outputs in the layer's output at z. The
+    product assumes that places are alike and not correlated. For a last layer with one place, B ⊗ A equals `Kron`.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 

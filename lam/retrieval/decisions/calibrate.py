@@ -188,7 +188,7 @@ class Choices:
 
 
 def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str) -> Calibration:
-    """Learn thresholds and probabilities; a mixture adds its `share_of_strangers`, with an interval, to the facts.
+    """Learn thresholds and probabilities. With a mixture, `facts` holds its `share_of_strangers` with an interval.
 
     Args:
         data: searches of held-out queries, and of strangers if any.

@@ -99,13 +99,13 @@ class Calibration:
         targets: the promised error rates.
         flag: the score that flags queries.
         detector: computes OOD scores.
-        acceptances: the first uses all scores, the second only scores of mean, κ and hits, the third only scores of
-            mean, κ and cosines. Equal acceptances appear once. The first one with all its scores available decides.
-        reliability: bins of the first acceptance's cross-validated P(right | known).
+        acceptances: rules that accept first hits: by all scores, by scores of mean, κ and hits, and by scores of mean,
+            κ and cosines. Equal rules appear once. The first rule whose scores are all available decides.
+        reliability: bins of P(right | known) by the first rule, cross-validated.
         depth: least number of first hits that hold a match with P = 1 − `conformal_miss`; None for too few queries.
         kappa: histogram of the calibration queries' κ.
         dimension: number of embedding dimensions D.
-        nearest: numbers of neighbours by score, instead of `Score.k`.
+        nearest: number of neighbours of each score; replaces `Score.k`.
         reference: features of known items, if any.
         verifier: decides on pairs of images; None without pairs.
         unseen: p-values of new classes, with sorted `label_key`s as labels; None if not learnt.

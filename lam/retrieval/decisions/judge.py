@@ -97,8 +97,9 @@ def calibrate_vectors(
     """Calibration for a store of labelled vectors, by exact search; `judge` then decides on hits of the store.
 
     Args:
-        queries: Q embeddings of held-out items, not used in training and not in the store; warns if most are stored.
-        query_labels: Q labels; a query whose label the store lacks is a search without a match.
+        queries: Q embeddings of items that are neither in the store nor used in training. If most are in the store, a
+            warning appears.
+        query_labels: Q labels; a query whose label the store lacks counts as a search without a match.
         vectors: (G, D) vectors of all labelled items in the store, or their embeddings.
         labels: G labels of the items.
         choices: error rates and scores; no score may need features. A false-accept rate of r needs 1/r - 1 queries.

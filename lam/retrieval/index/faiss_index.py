@@ -30,17 +30,18 @@ _FEW = 20_000  # up to this many ids are searched exactly, because a graph misse
 class Index:
     """Items with unit vectors, κ and ids, searched by cosine.
 
-    Vectors are stored in float32, κ in float64. Except for Flat on the CPU, FAISS also holds the vectors or their
-    codes. One thread at a time may use an index.
+    Vectors are stored in float32, κ in float64. For types other than Flat, and on a GPU, FAISS holds a copy of the
+    vectors or their codes. One thread at a time may use an index.
 
     Args:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
-        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's, but a wider search in HNSW and IVF.
+        parameters: FAISS search parameters such as "nprobe=16". The defaults are from FAISS, except that HNSW and IVF
+            search wider.
         device: device of the FAISS index: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
-        mean_samples: S if vectors are mean directions of S samples; None if they are the network's own directions.
+        mean_samples: S if vectors are mean directions of S samples; None if they are directions of network outputs.
 
     Raises:
         ValueError: for a dimension below 1, or a type, parameters or device that FAISS does not know or cannot combine.
@@ -82,7 +83,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS, and so a saved index, still holds removed vectors, as FAISS types without removal do."""
+        """Whether FAISS and a saved index still hold removed vectors. FAISS types without removal do."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -91,7 +92,7 @@ class Index:
         return self._faiss is None or bool(self._faiss.is_trained)
 
     def train(self, embeddings: Embeddings) -> None:
-        """Train on typical embeddings, without adding them; a type that needs no training only checks the embeddings.
+        """Train on typical embeddings, without adding them; only checks the embeddings if no training is needed.
 
         Raises:
             ValueError: for invalid or too few embeddings, or if the index already holds items.
@@ -137,12 +138,12 @@ class Index:
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items: all of them, or none if an error is raised.
 
-        Flat, and FAISS types without removal, at first only hide removed rows from searches. Flat drops hidden rows
-        once they are 20 % of a chunk of rows. A type without removal is rebuilt once 20 % of all rows are hidden.
+        Flat, and FAISS types without removal, first hide removed rows from searches. Flat drops hidden rows once they
+        are 20 % of a chunk of rows. A type without removal is rebuilt once 20 % of all rows are hidden.
 
         Args:
             ids: (N,) distinct ids in the index.
-            sweeps: whether to rebuild now; if False, call `sweep` later.
+            sweeps: whether to rebuild now, if needed; if False, call `sweep` later.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -202,9 +203,14 @@ class Index:
     def measure_recall(
         self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
     ) -> Recall | None:
-        """Compare with an exact search, for `n_queries` random items as queries; None for fewer than two items.
+        """Agreement with an exact search for random items as queries; may be less for queries far from all items.
 
-        `Recall` describes k and `depth`. Recall may be lower for queries that are far from all items.
+        Args:
+            n_queries: number of queries.
+            k, depth: as in `Recall`.
+
+        Returns:
+            The agreement; None for an index of fewer than two items.
         """
         count, k, depth = (
             positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))

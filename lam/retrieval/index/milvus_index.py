@@ -1,7 +1,8 @@
 """An index on a Milvus server, for galleries too large for one machine, or in a file of Milvus Lite.
 
-A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples` (0 if vectors are the network's
-own directions). Methods and checks are as in `lam.retrieval.Index`, without `save`, because the server stores items.
+A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples` (0 if vectors are
+directions of network outputs). Methods and checks are as in `lam.retrieval.Index`, without `save`, because the server
+stores items.
 """
 
 import os

@@ -92,8 +92,8 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
     Args:
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) finite, non-zero; None to search the other queries.
-        matches: takes positions of queries; returns which gallery items match each. Without a gallery, a query never
-            matches itself.
+        matches: function from positions of R queries to (R, N) booleans: whether each gallery item matches. Without a
+            gallery, a query never matches itself.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1])
@@ -156,7 +156,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> dict[str, float | in
 
 
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
-    """Least of the non-mated scores with at most a share `rate` of these scores above it.
+    """Least non-mated score that at most a share `rate` of the non-mated scores exceeds.
 
     The rate holds for these searches; for new searches, see `ConformalScores.threshold`.
 

@@ -56,7 +56,7 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Mean over queries of the average precision of the first k hits; arguments, NaN and errors as in `recall_at_k`.
 
-    AP@k = Σ_i precision@i / min(k, n_relevant), over the ranks i ≤ k of relevant hits; MAP@R has k = n_relevant.
+    AP@k = Σ_i precision@i / min(k, n_relevant), over the ranks i ≤ k of relevant hits.
 
     Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation.
 

@@ -138,7 +138,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, fields: object) -> "Preprocessing":
-        """The preprocessing from fields of `to_json`; missing ones have defaults, unknown ones raise a `ValueError`."""
+        """The preprocessing from fields of `to_json`; missing fields have defaults, unknown fields raise an error."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"preprocessing must be a mapping of its fields, got {fields!r}")
         known = [field.name for field in dataclasses.fields(cls)]

@@ -201,7 +201,7 @@ class Mcinfonce(ConcentrationMethod):
     """Train mean directions and concentrations by MCInfoNCE.
 
     At the minimum of the loss, κ equals the concentration of the process that generated the data.
-    `ConcentrationMethod` explains `kappa`; its default "phases" was best in the paper.
+    `lam.methods.concentration.ConcentrationMethod` explains `kappa`; its default "phases" was best in the paper.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs".

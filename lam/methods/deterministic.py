@@ -258,7 +258,8 @@ class DeepEnsemble(Method):
     Attributes:
         n_members: M ≥ 2 networks.
         checkpoints: M files of weights (.safetensors or .pth) to load instead of training; empty to train.
-        combine: `concatenate`, or `mean` as in Warburg et al.; see `EnsembleEncoder`.
+        combine: `concatenate`, or `mean` as in Warburg et al.; see
+            `lam.encoders.ensemble.EnsembleEncoder`.
         reference: number of random training items, at least 2, on which the members are aligned to compute κ.
     """
 

@@ -132,10 +132,10 @@ class Laplace:
         pairs: `batch` takes all pairs within a batch, so that posteriors can be added, and batches subtracted.
             `dataset` takes every pair of the data set. A `lam.pairs.Relation` is for pairs by distance and for mined
             pairs.
-        head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
-            network. `train` trains this layer on all outputs of the network, held in memory; see
-            `train_layer`. `identity` keeps the network's embeddings. Then κ says little about the distance
-            from the data, so the OOD score is k-NN. TorchScript networks take `identity` by default.
+        head: path of the last linear layer, found by default. `train` and `identity` add a layer after the network and
+            leave the network unchanged. `train` trains this layer on all outputs of the network, held in memory (see
+            `lam.methods.laplace.train_layer`). `identity` keeps the network's embeddings; κ then says little about the
+            distance from the data, so the OOD score is k-NN. TorchScript networks take `identity` by default.
         dimension: D of the layer of `head="train"`; by default 64, or the width of the output if that is less.
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers need
             pairs within batches.

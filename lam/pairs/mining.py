@@ -46,7 +46,7 @@ class Mining:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
             pytorch-metric-learning, for labels.
         max_pairs: greatest number of triplets, drawn at random; None for no limit. For `all` and miners of
-            pytorch-metric-learning, the limit is on unordered positive pairs, and likewise on negative pairs.
+            pytorch-metric-learning, the limit is on unordered positive pairs, and the same on negative pairs.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.

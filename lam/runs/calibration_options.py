@@ -42,7 +42,7 @@ class CalibrationOptions:
             instead of items. If the held-out classes are too few for the target rate, the bound is for labelled
             queries, searched without their matches. Without held-out classes, P(known) and the flag also learn from
             these queries.
-        unlabelled: a folder or table of typical queries, both known ones and strangers, to learn P(known) from;
+        unlabelled: a folder or table of typical queries, some of them strangers, to learn P(known) from;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
             queries are left out, with a warning. The queries have no effect if the interval for their share of
             strangers includes 0 or 1.

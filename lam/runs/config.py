@@ -207,7 +207,7 @@ class EvaluationConfig:
         corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 skips the test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
             `blur`, `contrast` and `crop` for images, and all kinds for texts.
-        unseen: number of items of held-out classes, each searched for among the other ones; 0 skips these searches.
+        unseen: number of items of held-out classes. Each is searched for among the others; 0 skips these searches.
         costly: whether to compute slow metrics too; see `lam.evaluate`.
     """
 

@@ -297,9 +297,10 @@ class Calibration:
         return self.detector.ood_score(flag, scores) > self._flags_above[flag]
 
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
-        """For each query, p-values of "it is of a new class" and "its class is in the gallery"; see `UnseenClasses`.
+        """For each query, p-values of "it is of a new class" and "its class is in the gallery".
 
-        A query gets None if `unseen` does not hold the label of its first hit; all queries get None without `unseen`.
+        `lam.retrieval.decisions.unseen_classes` defines them. A query gets None if `unseen` does not hold the label of
+        its first hit; all queries get None without `unseen`.
 
         Args:
             first: (Q,) cosines of the first hits.

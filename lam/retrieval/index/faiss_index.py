@@ -187,8 +187,8 @@ class Index:
             min(k, N) hits for each query among N searched items, on the device and in the precision of the queries.
 
         Raises:
-            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector or
-                has another number of samples than the index, or a k beyond FAISS's limit on a GPU.
+            ValueError: for k below 1 or beyond FAISS's limit on a GPU, a negative `least_kappa`, another dimension, or
+                a query that is no unit vector or has another number of samples than the index.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)

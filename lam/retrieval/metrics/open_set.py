@@ -257,7 +257,7 @@ def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, "
     """R@100P: share of mated searches whose first hit is right and scores above every wrong first hit.
 
     This is the greatest recall without a wrong answer; higher is better. Here, `score` and `correct` cover all
-    searches, mated or not; `n_answerable` is the number of mated ones.
+    searches, mated or not; `n_answerable` is the number of mated searches.
 
     Source: Lowry et al. (2016), Visual Place Recognition: A Survey.
 

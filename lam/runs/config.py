@@ -300,7 +300,7 @@ class RunConfig:
         """
         self.loss()
         self.method.check_start(pretrained=self.checkpoint is not None)
-        resolve_accelerator(self.accelerator)
+        resolve_accelerator(self.accelerator, self.training.precision)
 
     def loss(self) -> losses.Loss:
         """The training loss."""

@@ -5,6 +5,7 @@ A method with its own gradient passes a `Step`. `lam.training.loop` has the loop
 
 import os
 import warnings
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from lam.models.weights import check_tensors, unwrapped
 from lam.pairs.pairs import as_targets, check_label_vector, check_labels
 from lam.training.batches import classes_of, labels_of_items
+from lam.training.checkpoints import writing
 from lam.training.loop import History, Loop
 from lam.training.settings import Accelerator, Precision, Training, TrainingOptions, resolve_accelerator
 from lam.training.steps import DivergenceError, Minibatch, Step
@@ -45,8 +47,8 @@ def train(
 
     Raises:
         ValueError: for data without a positive or without a negative pair, an epoch whose batches have no positive
-            pair, missing devices, a folder with checkpoints of other settings, or a network whose state_dict holds
-            more than tensors.
+            pair, missing devices, a folder with checkpoints of other settings or of another process that still trains,
+            or a network whose state_dict holds more than tensors.
         DivergenceError: if the loss, a weight or the validation is not finite; the last checkpoint stays.
         CorruptFileError: if every checkpoint of the folder is damaged.
 
@@ -75,7 +77,9 @@ def train(
             f"batch_size must be at least {least}, 2 for each of the {distributed.world_size()} processes, "
             f"got {training.batch_size}"
         )
-    with torch.random.fork_rng([fabric.device.index] if fabric.device.type == "cuda" else []):
+    with ExitStack() as stack, torch.random.fork_rng([fabric.device.index] if fabric.device.type == "cuda" else []):
+        if (folder := training.folder) is not None:
+            distributed.broadcast_from_rank_zero(lambda: stack.enter_context(writing(folder)))
         history = Loop(fabric, unwrapped(network), dataset, training, step or Step(), method).run()
     network.eval()  # a wrapper has a mode of its own
     return history
@@ -91,7 +95,7 @@ def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Preci
 
     if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
         raise ValueError(f"devices must be 1 or a list of one index, such as [1], got {devices}")
-    resolved = resolve_accelerator(accelerator)
+    resolved = resolve_accelerator(accelerator, precision)
     distributed.join()
     places: dict[str, Any] = {"devices": devices} if distributed.world_size() == 1 else _of_torchrun(resolved)
     with warnings.catch_warnings():

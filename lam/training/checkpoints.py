@@ -6,13 +6,15 @@ A checkpoint is written under a hidden name and then renamed. The last two are k
 import re
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from lam.utils.files import CorruptFileError, FolderFormat, seal, sync_folder, verify
+from lam.utils.files import CorruptFileError, FolderFormat, locked, seal, sync_folder, verify
 
 FORMAT = FolderFormat(1, "state.json", ("tensors.safetensors",))
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -27,13 +29,21 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+@contextmanager
+def writing(folder: str | Path) -> Iterator[None]:
+    """Create a folder of checkpoints and lock it, because `save` removes the checkpoints of any other training."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        yield
+
+
 def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write a checkpoint, and remove all others except the one before it.
 
     `number` rises with time. Tensors may share memory; `state` is JSON, without NaN or infinities.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     for abandoned in folder.glob(".checkpoint-*"):
         shutil.rmtree(abandoned)
     path = folder / f"checkpoint-{number:08d}"

@@ -41,7 +41,7 @@ class TrainingOptions:
         learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
         weight_decay: weight decay of the optimizer, ≥ 0.
-        precision: "32-true", "bf16-mixed" or "16-mixed"; weights keep their type.
+        precision: "32-true", "bf16-mixed" or, on CUDA devices, "16-mixed"; weights keep their type.
         checkpoint_every: batches between two checkpoints within an epoch; None for checkpoints after epochs only.
 
     Raises:
@@ -159,14 +159,17 @@ def _can_learn(part: object) -> bool:
     return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
 
 
-def resolve_accelerator(accelerator: str) -> str:
+def resolve_accelerator(accelerator: str, precision: Precision = "32-true") -> str:
     """The accelerator, "cpu" or "cuda"; "auto" is CUDA if available.
 
-    Apple's mps is never chosen: it lacks float64, which curvatures need.
+    Apple's mps is never chosen: it lacks float64, which curvatures need. For a CPU, "16-mixed" is rejected, because
+    Fabric would train in bfloat16 instead.
     """
     check_choice("accelerator", accelerator, get_args(Accelerator))
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ValueError("accelerator cuda is not available here: take auto or cpu")
     if accelerator == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cpu" and precision == "16-mixed":
+        raise ValueError("precision 16-mixed needs a CUDA device: take bf16-mixed on the CPU")
     return accelerator

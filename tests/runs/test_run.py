@@ -330,6 +330,7 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
         (["--method.head=body"], "head 'body' is no linear layer of the network"),
         (["--method.structure=full", "--method.max_memory=10"], "takes 37,896,336 bytes, more than max_memory, 10"),
         (["--method.curvature=supcon"], "SupConCurvature needs a temperature"),
+        (["--training.precision=16-mixed", "--accelerator=cpu"], "take bf16-mixed"),
         (["--training.temperature=-1"], "training.temperature must be positive and finite, got -1"),
         (["--training.per_class=2", "--training.batch_size=64"], "= 32 classes, .* got 8:"),
         (["--method.name=mc_dropout", "--network.options={}"], "needs a network with dropout .*options.dropout=0.05"),

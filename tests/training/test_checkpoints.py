@@ -34,8 +34,8 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
-    save(tmp_path / "new" / "folder", 3)
-    checkpoint = checkpoints.load(tmp_path / "new" / "folder")
+    save(tmp_path, 3)
+    checkpoint = checkpoints.load(tmp_path)
     assert checkpoint.state == {"number": 3, "loss": 3.1}
     assert checkpoint.path.name == "checkpoint-00000003"
     assert checkpoint.tensors.keys() == tensors(3).keys()

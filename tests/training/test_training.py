@@ -195,6 +195,32 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path, opti
     )
 
 
+class Meanwhile(Step):
+    """Tries to start another training in the middle of each batch."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        self.other, self.refused = other, 0
+
+    def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
+        with pytest.raises(ValueError, match="another process"):
+            self.other()
+        self.refused += 1
+        return super().backward(network, loss, batch, backward)
+
+
+def test_two_trainings_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "checkpoints"
+    step = Meanwhile(lambda: fit(network(1), folder=folder))
+    fit(network(), folder=folder, step=step, checkpoint_every=1)
+    assert step.refused
+    fit(network(), folder=folder, step=step, epochs=3, checkpoint_every=1)  # the folder is free again
+
+
+def test_float16_is_refused_where_bfloat16_would_replace_it() -> None:
+    with pytest.raises(ValueError, match="take bf16-mixed"):
+        fit(network(), precision="16-mixed", accelerator="cpu")
+
+
 def test_a_finished_run_is_not_trained_again_and_may_be_continued(tmp_path: Path) -> None:
     first, again, longer, whole = network(), network(), network(), network()
     history = fit(first, folder=tmp_path, learning_rate_decay=0.9)

@@ -80,7 +80,7 @@ class FullPosterior(Posterior):
         return self._layers((noise.flatten(1) @ self._root.T).view_as(noise))
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """Covariances (I ⊗ φ)ᵀ Σ (I ⊗ φ)."""
+        """Covariances (I ⊗ φ)ᵀ Σ (I ⊗ φ) of the outputs."""
         root = self._root.view(*self.theta.shape, -1)
 
         def spread(features: Tensor) -> Spread:
@@ -145,7 +145,7 @@ class EkfacPosterior(Posterior):
         return self._layers(U_B @ (noise * self.variance.sqrt()) @ U_A.T)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """Covariances U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""
+        """Covariances U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ of the outputs."""
         (U_B, U_A), variance = self.basis, self.variance
         return lambda features: AxisSpread((self._inputs(features) @ U_A).square() @ variance.T, U_B)
 

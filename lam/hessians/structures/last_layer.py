@@ -200,8 +200,8 @@ class Ekfac(Structure):
     """Exact diagonal of (U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A), with the eigenvectors U_B and U_A of a `Kron`.
 
     `Structure` defines H_a and φ_a. A fit takes two passes over the data, one for the basis and one for the diagonal.
-    Only sums in the same basis, so of one fit, can be added and subtracted. In the posterior precision, negative
-    entries count as zero.
+    Only sums of one fit can be added and subtracted, because each fit has its own basis. In the posterior precision,
+    negative entries count as zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 

@@ -24,6 +24,8 @@ class InfoNCE(TemperatureLoss):
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).
 
+    Attributes: as in `lam.losses.base.TemperatureLoss`.
+
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> InfoNCE(temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
@@ -70,6 +72,8 @@ class SupCon(TemperatureLoss):
 
     Source: Khosla et al. (2020), equation 2.
 
+    Attributes: as in `lam.losses.base.TemperatureLoss`.
+
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> SupCon(temperature=1.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
@@ -85,7 +89,7 @@ class SupCon(TemperatureLoss):
     def of_anchors(
         self, embeddings: Float[Tensor, "N D"], pairs: Pairs
     ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """Loss of each item, and whether the item has a positive pair, and so a loss."""
+        """Loss of each item, and whether the item has one: it needs a positive pair."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)

@@ -20,8 +20,8 @@ _MARGIN = 1e-9  # the search radius is larger by this share, because a k-d tree 
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    The weight of an ordered pair (a, b) says how often this pair counts. `by_label` leaves `positive` and `negative` to
-    their first use, so a loss that reads only `labels` takes time linear in N.
+    The weight of an ordered pair (a, b) says how often this pair counts. After `by_label`, the first read of
+    `positive` or `negative` computes both. So a loss that reads only `labels` takes time linear in N.
 
     Attributes:
         positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.
@@ -106,8 +106,8 @@ class Pairs:
     ) -> "Pairs":
         """Pairs of places: positive if they are near, negative if they are far.
 
-        Places at a distance between these limits form no pair. Near places whose compass angles differ too much form no
-        pair either, because their photographs show different things.
+        Distances above `positive_within` and up to `negative_beyond` give no pair. Near places whose compass angles
+        differ too much form no pair either, because their photographs show different things.
 
         Args:
             positions: (N, X) coordinates of each item, in metres.

@@ -118,8 +118,7 @@ def kappa_from_resultant(
         max_kappa: greatest kappa; the result for R = 1.
 
     Returns:
-        kappa in [0, max_kappa], detached, in the shape and rounded to the type of `resultant`; float16 holds at most
-        65504.
+        kappa in [0, max_kappa], detached, with the shape of `resultant`, rounded to its type (float16: at most 65504).
 
     Raises:
         ValueError: for a resultant that is an integer, NaN or outside [-1, 1], a `one_minus_resultant` that is not

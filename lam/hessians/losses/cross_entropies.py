@@ -230,9 +230,10 @@ class VarConCurvature(SoftmaxCurvature):
         return torch.stack([own, others, block.positive.sum(1)], 1)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Up to a constant, a loss sums the cross-entropies with q and with the one-hot class y.
+        """Derivatives of the sum of the cross-entropies with q and with the one-hot class y.
 
-        So ω = 2p, ε = η = p and t = y + q − 2p, as `lam.hessians.losses.softmax` defines them.
+        Up to a constant, the loss is this sum. It has ω = 2p, ε = η = p and t = y + q − 2p, as
+        `lam.hessians.losses.softmax` defines them.
         """
         temperature, epsilon = self.tau, required("epsilon", self.epsilon)
         _, n_others, counted = sums.split(1, 1)

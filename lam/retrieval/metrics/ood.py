@@ -14,10 +14,12 @@ from lam.utils.checks import check_finite, check_length
 
 
 def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Area under the ROC curve: P(an OOD item scores above an ID item), with ties counted half; higher is better.
+    """Area under the ROC curve: P(an OOD item scores above an in-distribution item); higher is better.
+
+    A tie counts half.
 
     Args:
-        in_distribution: (N,) scores of ID items.
+        in_distribution: (N,) scores of in-distribution items.
         out_of_distribution: (O,) scores of OOD items.
 
     Returns:

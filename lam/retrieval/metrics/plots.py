@@ -131,7 +131,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        scores: for each name, (N,) scores of ID items and (O,) scores of OOD items.
+        scores: for each name, (N,) scores of in-distribution items and (O,) scores of OOD items.
     """
     _check_count("scores", scores)
     figure, axes = _figure()
@@ -149,7 +149,7 @@ def plot_precision_recall(
     """Draw precision against recall for each OOD score, and the prevalence, which is the precision of a useless score.
 
     Args:
-        scores: for each name, (N,) scores of ID items and (O,) scores of OOD items.
+        scores: for each name, (N,) scores of in-distribution items and (O,) scores of OOD items.
         positives: name of the OOD items on the axes.
     """
     _check_count("scores", scores)
@@ -168,7 +168,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw the distribution of the concentration κ of each set, on a logarithmic axis.
 
     Args:
-        kappa: for each set, (N,) values ≥ 0, the ID set first. Zeros fall in the lowest bin.
+        kappa: for each set, (N,) values ≥ 0, the in-distribution set first. Zeros fall in the lowest bin.
     """
     _check_count("kappa", kappa)
     for name, values in kappa.items():

@@ -283,7 +283,7 @@ def _read(
     path: Path, columns: Columns, *, labelled: bool, skip_empty: bool, answered: bool = True, alone: bool = False
 ) -> tuple[list[_Row], list[_Row], Columns]:
     """The texts or questions of a file, its answers, and its columns; if `alone`, a single column needs no labels."""
-    table = Table.read(path)
+    table = Table.read(path, optional=("id",))
     if alone and len(table.columns) == 1 and columns.question is columns.label is None:
         columns = Columns(columns.text, label=min(table.columns))
     columns = (columns if answered else _queries_of(table, columns)).of(table, labelled=labelled)
@@ -293,7 +293,7 @@ def _read(
         table = table.filled([name for name in needed if name is not None])
     used = (columns.text, columns.label, columns.question, columns.answer)
     table.check_single(used if answered else (columns.query,))
-    metadata = [table.metadata(row, used) for row in range(len(table.lines))]
+    metadata = table.metadata(used)
     paths = [f"{table.path}:{line}" for line in table.lines]
 
     def rows(column: str | None) -> list[_Row]:

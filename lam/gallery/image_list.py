@@ -1,6 +1,7 @@
-"""Lists of images as tables: `path`, optionally `id` and `label`; other columns become metadata."""
+"""Lists of images as tables: `path`, optionally `id` and `label`, in any case; other columns become metadata."""
 
 from pathlib import Path
+from typing import Any
 
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import file_id
@@ -21,7 +22,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give a table with a column path")
-    table = Table.read(path, needed=["path"])
+    table = Table.read(path, needed=["path"], optional=["id", "label"])
     if "" in table:
         raise ValueError(f"{path}: every column must have a name, got {', '.join(map(repr, table.columns))}")
     if not table.lines:
@@ -33,7 +34,8 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
         f"{file} ({table.unit} {line})" for file, line in zip(files, table.lines, strict=True) if not file.is_file()
     ]:
         raise ValueError(f"{path}: {len(missing)} of {len(files)} images do not exist: {first_of(missing)}")
-    return [_image(table, row, file) for row, file in enumerate(files)]
+    metadata = table.metadata(("path", "id", "label"))
+    return [_image(table, row, file, metadata[row]) for row, file in enumerate(files)]
 
 
 def _file(table: Table, name: str, line: int) -> Path:
@@ -42,10 +44,9 @@ def _file(table: Table, name: str, line: int) -> Path:
     return file_of(table.path.parent, str(Path(name).expanduser())).absolute()
 
 
-def _image(table: Table, row: int, file: Path) -> SourceImage:
+def _image(table: Table, row: int, file: Path, metadata: dict[str, Any]) -> SourceImage:
     item_id, label = (table.columns[name][row] if name in table else "" for name in ("id", "label"))
     label = "" if is_no_label(label) else label
-    metadata = table.metadata(row, ("path", "id", "label"))
     return SourceImage(str(file), label, file_id(file), item_id or None, metadata)
 
 

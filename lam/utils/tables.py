@@ -28,6 +28,7 @@ from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
 
 _LONGEST_FIELD = 2**31 - 1  # a text may have any length; this is the greatest C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?")  # not "007" or "1e5", which may be codes
 _HEAD = 20  # lines that show the separator
 _FIXES = {
     "line": "give each column a value, and put values that hold the separator into quotes",
@@ -74,7 +75,7 @@ class Table:
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
+    def read(cls, path: Path, *, needed: Sequence[str] = (), optional: Sequence[str] = ()) -> "Table":
         """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
         The first line of a CSV file names its columns; a line such as `sep=;` may come before it. By default, the
@@ -84,7 +85,7 @@ class Table:
         first sheet. Workbooks and Parquet files (.parquet) need the extra `tables`.
 
         Args:
-            needed: columns that the file must have.
+            needed, optional: columns that the file must or may have, in lower case; the file may use upper case.
 
         Raises:
             ValueError: If a needed column is missing, two columns share a name, a row has too many or too few values,
@@ -106,9 +107,12 @@ class Table:
             table = replace(table, values=dict(zip(names, zip(*typed, strict=True), strict=False)))
         else:
             table = cls._of_rows(path, _csv_rows(path, "\t" if form == ".tsv" else None))
-        if absent := [name for name in needed if name not in table]:
+        usual = {name.lower(): name for name in table.columns}
+        new = {usual[name]: name for name in (*needed, *optional) if name in usual and name not in table}
+        if absent := [name for name in needed if name not in usual]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(table.columns) or 'none'}")
-        return table
+        columns, values = ({new.get(name, name): of[name] for name in of} for of in (table.columns, table.values))
+        return replace(table, columns=columns, values=values)
 
     @classmethod
     def _of_rows(cls, path: Path, rows: list[tuple[int, list[str]]], unit: str = "line") -> "Table":
@@ -139,10 +143,14 @@ class Table:
         values = {name: [_json(row.get(name)) for row in rows.values()] for name in names}
         return cls(path, columns, list(rows), unit, values)
 
-    def metadata(self, row: int, without: Collection[str | None]) -> dict[str, Any]:
-        """The values of a row by column name, except empty values and the columns `without`."""
+    def metadata(self, without: Collection[str | None]) -> list[dict[str, Any]]:
+        """The values of each row by column name, except empty values and the columns `without`.
+
+        A CSV column of numbers, without exponents or leading zeros, becomes numbers; ids remain texts.
+        """
         named = {name: column for name, column in self.columns.items() if name and name not in without}
-        return {name: self.values.get(name, column)[row] for name, column in named.items() if column[row]}
+        values = {name: self.values[name] if self.values else _typed(name, column) for name, column in named.items()}
+        return [{name: values[name][row] for name in named if named[name][row]} for row in range(len(self.lines))]
 
     def filled(self, names: Collection[str]) -> "Table":
         """The rows without an empty value in these columns; a `Note` counts the other rows."""
@@ -194,6 +202,12 @@ class Table:
                 f"{self.path}: {name} must {rule}, got {first!r} in {self.unit} {lines[0]} ({such})"
                 + (f": {advice}" if advice else "")
             )
+
+
+def _typed(name: str, column: Sequence[str]) -> Sequence[Any]:
+    if name == "id" or not all(_NUMBER.fullmatch(text) for text in column if text):
+        return column
+    return [json.loads(text or "0") for text in column]
 
 
 def _number(text: str, unknown: bool) -> float | None:

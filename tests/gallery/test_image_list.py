@@ -32,6 +32,11 @@ def test_columns_come_in_any_order(folder: Path, encoding: str) -> None:
     assert [image.content for image in found] == [file_id(folder / "a.png")] * 3
 
 
+def test_column_names_may_be_in_upper_case(folder: Path) -> None:
+    (image,) = read_list(listed(folder, "Path,ID,Label,Note\na.png,1,x,y\n"))
+    assert (image.listed_id, image.label, image.metadata) == ("1", "x", {"Note": "y"})
+
+
 def test_paths_of_windows_are_read(folder: Path) -> None:
     (folder / "in").mkdir()
     for name in ("in/c.png", "in\\d.png", "in/d.png"):

@@ -225,8 +225,8 @@ def test_a_list_gives_ids_labels_and_metadata(run_copy: Path, digit_folder: Path
     items = Run(run_copy).gallery.items
     assert [(item.id, item.label, item.path, json.loads(item.metadata)) for item in items] == [
         ("7", "zero", str(first), {"city": "Kyoto"}),
-        ("vase-17", "zero", str(second), {"shelf": "3"}),
-        (str(file_id(third)), "", str(tmp_path / "here.png"), {"city": "Lima", "shelf": "4"}),
+        ("vase-17", "zero", str(second), {"shelf": 3}),
+        (str(file_id(third)), "", str(tmp_path / "here.png"), {"city": "Lima", "shelf": 4}),
     ]
     assert [item.contents for item in items] == [pack([file_id(path)]) for path in (first, second, third)]
     assert search(run_copy, second, k=1).items[0][0].id == "vase-17"

@@ -201,9 +201,9 @@ def test_a_list_of_texts_is_indexed_with_what_is_known(
     said = lam("index", run_copy, *words, "--quiet", "--columns", "text=body", "label=kind").out
     assert said == f"3 texts: {run_copy / 'gallery'}\n"
     assert of_gallery(run_copy) == [
-        ("a", "cats", {"page": "3", "text": "fur and paw"}),
+        ("a", "cats", {"page": 3, "text": "fur and paw"}),
         ("b", "trains", {"text": "rail or track"}),
-        ("c", "", {"page": "4", "text": "flour"}),
+        ("c", "", {"page": 4, "text": "flour"}),
     ]
     (item,) = search(run_copy, texts=["rail or track"], k=1).items[0]
     assert (item.id, item.path) == ("b", f"{listed}:3")

@@ -160,12 +160,30 @@ def test_metadata_keep_the_types_of_the_file(tmp_path: Path, form: str) -> None:
     else:
         path.write_text("\n".join(",".join(map(str, row)) for row in ([*rows[0]], [*[*rows[0].values()][:4], ""])))
     first = {"year": 1999, "ok": True, "size": 0.5}
-    expected = {name: str(value) for name, value in first.items()} if form == "csv" else first
-    found = Table.read(path).metadata(0, ("text",))
+    expected = first | {"ok": "True"} if form == "csv" else first
+    found = Table.read(path).metadata(("text",))[0]
     assert found == expected
     assert {name: type(value) for name, value in found.items()} == {name: type(of) for name, of in expected.items()}
     if form != "csv":
-        assert Table.read(path).metadata(1, ("text",)) == {"ok": False, "size": 2.5}
+        assert Table.read(path).metadata(("text",))[1] == {"ok": False, "size": 2.5}
+
+
+def test_columns_of_numbers_in_a_csv_file_become_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "id,price,empty,zip,code,mixed,large,n,sign\n"
+        "1.50,2.50,,007,1e5,1,9999999999999999999,-1,+1\n"
+        "2.50,3,,123,2e5,x,1,0,1\n"
+        "3,,,1,3,2,2,,1\n"
+    )
+    price, texts = [2.5, 3, None], [("007", "1e5", "1"), ("123", "2e5", "x"), ("1", "3", "2")]
+    rows = Table.read(tmp_path / "a.csv").metadata(())
+    assert [row.get("price") for row in rows] == price
+    assert [row.get("n") for row in rows] == [-1, 0, None]
+    assert [(row["zip"], row["code"], row["mixed"]) for row in rows] == texts
+    assert [row["id"] for row in rows] == ["1.50", "2.50", "3"]
+    assert rows[0]["large"] == "9999999999999999999"
+    assert rows[0]["sign"] == "+1"
+    assert all("empty" not in row for row in rows)
 
 
 def test_files_are_found_however_their_folders_and_accents_are_written(tmp_path: Path) -> None:
@@ -179,7 +197,7 @@ def test_files_are_found_however_their_folders_and_accents_are_written(tmp_path:
 
 def test_a_number_that_no_float_holds_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one", "key": 10**400}))
-    assert Table.read(tmp_path / "a.jsonl").metadata(0, ("text",)) == {"key": 10**400}
+    assert Table.read(tmp_path / "a.jsonl").metadata(("text",)) == [{"key": 10**400}]
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ class Client:
     def search_batch(
         self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None, **parameters: Any
     ) -> list[Answer]:
-        """Search for several queries in one request, as `search` does but without groups; this is faster.
+        """Search for several queries in one request, as `search` does, without groups.
 
         A refused query raises a `ServiceError`.
         """

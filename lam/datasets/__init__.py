@@ -85,8 +85,7 @@ def load(
         options: arguments of the data set's loader in `lam.datasets`. The loader is `splits` in the module with the
             data set's name, except for
 
-            - cub200, cars196: `by_class.HalvedClasses.splits`
-            - lfw: `by_class.faces`
+            - cub200, cars196: `by_class.HalvedClasses.splits`; lfw: `by_class.faces`
             - fashionmnist, mnist, cifar10, svhn: `small_images.SmallImages.splits`
             - clinc150, banking77: a function in `intents`
             - texts: options are fields of `texts.TextOptions`

@@ -67,8 +67,8 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 class Encoder(ABC):
     """Map inputs to embeddings, each with a concentration κ.
 
-    Threads may share encoders. A process runs one network at a time, because each pass adds hooks and changes modes. Do
-    not train a network while another thread uses it.
+    Threads may share encoders. A process runs one network at a time. Do not train a network while another thread uses
+    it.
 
     Attributes:
         kind: name of the class for `lam.load`.

@@ -183,8 +183,7 @@ class BayesianEncoder(Encoder):
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
         """Recommend κ or variance as OOD score, whichever better separates images from altered copies.
 
-        κ depends on an output's variance divided by its squared length. Whether this division helps depends on the
-        network and the structure of the posterior. `ood_score` does not change.
+        κ depends on the variance divided by the squared length of an output. `ood_score` does not change.
 
         Args:
             loader: batches of held-out images (N, C, H, W), with or without targets.

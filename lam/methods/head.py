@@ -121,8 +121,8 @@ class LossPrediction(HeadMethod):
 
     The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
     The head learns from items with a match in the batch. κ is 1 / prediction; only the order of κ has a meaning. If a
-    Laplace run starts from a run of this method, this κ becomes κ_a, the κ of ambiguity. Yoo and Kweon train network
-    and head together. Here, the network is trained first, so the head does not change retrieval.
+    Laplace run starts from a run of this method, this κ becomes κ_a, the κ of ambiguity. Unlike in Yoo and Kweon, the
+    network is trained first, so the head does not change retrieval.
 
     Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
     learning benchmark for transferable uncertainty estimates", where this head is the strongest.
@@ -164,11 +164,11 @@ class Hib(Method):
 
     Two samples at distance d match with p(match) = sigmoid(b − a d). The loss is a sum: the mean of −log p(match) over
     positive pairs, the mean of −log(1 − p(match)) over negative pairs, and β times the mean KL divergence of the items'
-    N(μ, diag(σ²)) from N(0, I). As in Oh et al., μ is the head's output before normalisation: for unit vectors, the
-    divergence would not depend on μ. Retrieval and validation compare the directions of μ.
+    N(μ, diag(σ²)) from N(0, I). As in Oh et al., μ is the head's output before normalisation. Retrieval and validation
+    compare the directions of μ.
 
-    The number of samples and β are as in Oh et al., who state no initial a and b. With a = b = 5, p(match) is ½ at
-    distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns b and log a.
+    The number of samples and β are as in Oh et al., who state no initial a and b. Training learns b and log a, from a
+    p(match) of ½ at distance 1.
 
     Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding"; Warburg et al. (2023), app. G.4.
 

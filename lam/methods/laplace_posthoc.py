@@ -172,13 +172,10 @@ class LaplaceMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class LaplacePosthoc(LaplaceMethod, Laplace):
-    """Train a network, then put a posterior over its last layer.
-
-    Further options are the settings of `lam.methods.Laplace`.
+    """Train a network, then put a posterior over its last layer; further options are as for `lam.methods.Laplace`.
 
     Attributes:
-        miner: pairs of a batch for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`; see
-            `lam.pairs.Mining`.
+        miner: pairs of a batch for the curvature: a name as in `lam.pairs.Mining`.
         max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
         views: settings of two random views of each image; by default, plain images. With views, only the two views of
             an image match, so the curvature needs no labels. `curvature=own` takes the training's views.

@@ -63,7 +63,7 @@ class DiagonalPosterior(Posterior):
 class FullPosterior(Posterior):
     """`Posterior` N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), with eigenvalues λ and eigenvectors V of h.
 
-    Computations are in float64, because the variance of an output sums terms of very different sizes.
+    Computations are in float64.
     """
 
     structure = Full
@@ -198,10 +198,9 @@ class LowRankPosterior(Posterior):
     """A Gaussian with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
 
     L and δ are `factor` and `rest` of the `LowRank`. Eigenvalue i of relu(h) is b_i. Along its eigenvector, the
-    precision over the F inputs is diag(d_i) + s b_i L Lᵀ with d_i = s b_i δ + α. L has J columns, so Woodbury's
-    identity needs only (J, J) matrices. Q and σ are eigenvectors and eigenvalues of s b_i Lᵀ diag(1/d_i) L. For an
-    input φ, the output's variance along eigenvector i is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where
-    y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Computations are in float64.
+    precision over the F inputs is diag(d_i) + s b_i L Lᵀ with d_i = s b_i δ + α. By Woodbury's identity, the output's
+    variance there is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k) for an input φ, with y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Q and σ are
+    eigenvectors and eigenvalues of the (J, J) matrix s b_i Lᵀ diag(1/d_i) L. Computations are in float64.
     """
 
     structure = LowRank

@@ -83,11 +83,9 @@ def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool =
 
     Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
 
-    Raises, shape and type of the result: as `bessel_ratio`.
+    With `scaled`, the result is log C_D + kappa, the log density at the mean direction, without cancellation.
 
-    Args:
-        dimension, kappa: as for `bessel_ratio`.
-        scaled: return log C_D + kappa, the log density at the mean direction, computed without cancellation.
+    Args, Raises, shape and type of the result: as `bessel_ratio`.
 
     Example:
         >>> log_normalizer(3, torch.tensor(0.0)).exp()  # 1 / (4 pi)
@@ -105,10 +103,9 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration kappa for a mean resultant length R: the inverse of `bessel_ratio`.
 
-    Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2), times a correction
-    from a table. Programs of `BayesianEncoder.export` may use only the start, with errors of 1e-8.
+    The solution has full precision; programs of `BayesianEncoder.export` may have errors of 1e-8.
 
-    Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
+    Source: Sra (2012), equation 4, by Halley's method from the start in equation 4.4 of Banerjee et al. (2005).
 
     Args:
         resultant: mean resultant lengths R in [-1, 1]. Unbiased estimates can be 0 or negative; kappa is then 0.

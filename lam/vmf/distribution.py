@@ -52,7 +52,7 @@ class VonMisesFisher(Distribution):
         concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution for any `loc`. The batch shapes
             of `loc` and `concentration` are broadcast.
         validate_args: whether to check the parameters, and the values of `log_prob`. None means yes, except while torch
-            compiles. torch's global default has no effect, because torch.compile turns it off for good.
+            compiles. torch's global default has no effect.
 
     Raises:
         ValueError: for batch shapes that do not broadcast, or integers. With `validate_args`, also for a loc that is

@@ -110,8 +110,7 @@ class Kron(Structure):
 
     `Structure` and its base class define the symbols. The product is exact if all items have the same features, or the
     same H_a. In the posterior precision, negative eigenvalues of h count as zero. A saved posterior includes the
-    eigenvectors of A, which take F³ steps to compute. NNGeometry's `PMatKFAC` gives the same result from a square root
-    of each H_a (tests/hessians/test_nngeometry.py).
+    eigenvectors of A, which take F³ steps to compute.
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 

@@ -274,8 +274,7 @@ class LayersCurvature(SummedCurvature):
 class LayersDiagonal(LayersCurvature):
     """The diagonal of Σ_a J_aᵀ H_a J_a, exactly.
 
-    BackPACK's `DiagGGNExact` computes this diagonal from symmetric factors of H_a (tests/hessians/test_layers.py). This
-    class works for any layer in any network, by D backward passes.
+    The class works for any layer in any network, by D backward passes.
 
     Attributes:
         sums: (T, n) sums for all weights.

@@ -138,8 +138,8 @@ class Index:
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items: all of them, or none if an error is raised.
 
-        Flat, and FAISS types without removal, first hide removed rows from searches. Flat drops hidden rows once they
-        are 20 % of a chunk of rows. A type without removal is rebuilt once 20 % of all rows are hidden.
+        Flat, and FAISS types without removal, hide removed rows from searches. Flat drops the hidden rows of a chunk
+        once they are 20 %. A type without removal is rebuilt once 20 % of all rows are hidden.
 
         Args:
             ids: (N,) distinct ids in the index.
@@ -203,14 +203,9 @@ class Index:
     def measure_recall(
         self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
     ) -> Recall | None:
-        """Agreement with an exact search for random items as queries; may be less for queries far from all items.
+        """Agreement with an exact search for `n_queries` random items; None for an index of fewer than two items.
 
-        Args:
-            n_queries: number of queries.
-            k, depth: as in `Recall`.
-
-        Returns:
-            The agreement; None for an index of fewer than two items.
+        k and `depth` are as in `Recall`. The agreement may be less for queries far from all items.
         """
         count, k, depth = (
             positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))

@@ -110,8 +110,8 @@ class Embedder:
 
 def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
     """Embedding of one item from a unit vector (D,) and κ, clamped to `KAPPA_RANGE`."""
-    values = min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1]), 1.0, 0.0
-    clamped, resultant, variance = (torch.tensor([value], dtype=torch.float64) for value in values)
+    values = [[min(max(kappa, KAPPA_RANGE[0]), KAPPA_RANGE[1])], [1.0], [0.0]]
+    clamped, resultant, variance = torch.tensor(values, dtype=torch.float64)
     return Embeddings(mean[None], clamped, resultant, variance)
 
 

@@ -3,7 +3,6 @@
 `lam.service.routes.state` has the answers about the service itself, `lam.service.requests` the JSON of requests.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
@@ -112,7 +111,7 @@ class Group(Answer):
     """The nearest items of a label, best first."""
 
     label: str
-    hits: Sequence[Hit]
+    hits: list[Hit]
 
 
 class UnseenFields(Answer):
@@ -162,8 +161,8 @@ class SearchResponse(Answer):
     answer_id: Annotated[AnswerId | None, Field(description="null if the promise does not count the search")] = None
     gallery_size: Count
     filter: Annotated[FilterFields | None, Field(description="null without a filter")] = None
-    hits: Annotated[Sequence[Hit], Field(description="empty with `group_by`")]
-    groups: Annotated[Sequence[Group] | None, Field(description="null without `group_by`")] = None
+    hits: Annotated[list[Hit], Field(description="empty with `group_by`")]
+    groups: Annotated[list[Group] | None, Field(description="null without `group_by`")] = None
 
 
 class RefusedPart(Answer):
@@ -180,7 +179,7 @@ SearchOrRefusal = TypeAliasType("SearchOrRefusal", SearchResponse | RefusedPart)
 class SearchBatchResponse(Answer):
     """The answers to a batch of queries, in their order; a refused query does not stop the others."""
 
-    answers: Sequence[SearchOrRefusal]
+    answers: list[SearchOrRefusal]
 
 
 class EmbedResponse(Answer):
@@ -228,7 +227,7 @@ EnrolOrRefusal = TypeAliasType("EnrolOrRefusal", EnrolResponse | RefusedPart)
 class EnrolBatchResponse(Answer):
     """The items of a batch, in their order; with `on_error=good`, also refusals."""
 
-    items: Sequence[EnrolOrRefusal]
+    items: list[EnrolOrRefusal]
     stored: Count
     gallery_size: Count
 
@@ -236,7 +235,7 @@ class EnrolBatchResponse(Answer):
 class ListResponse(Answer):
     """A page of items, and the id after which the next page begins; this id is null on the last page."""
 
-    items: Sequence[ItemResponse]
+    items: list[ItemResponse]
     after: str | None
     total: Annotated[Count, Field(description="items that pass the filter, or all")]
     unknown_fields: Annotated[list[str], Field(description="if none passes, fields of the filter that no item has")]
@@ -285,8 +284,8 @@ class FalseFlagPoint(Answer):
 class HistogramFields(Answer):
     """Counts of values between edges."""
 
-    counts: Sequence[Count]
-    edges: Annotated[Sequence[float], Field(description="one more than counts")]
+    counts: tuple[Count, ...]
+    edges: Annotated[tuple[float, ...], Field(description="one more than counts")]
 
 
 class ReliabilityFields(Answer):

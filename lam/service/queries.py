@@ -10,7 +10,7 @@ from lam.gallery.gallery import Matching
 from lam.gallery.item import Item, content_id, metadata_json, pack
 from lam.retrieval.decisions.calibration import Calibration
 from lam.service.models import FilterFields
-from lam.vmf.embeddings import Embeddings
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Query:
     @property
     def capped(self) -> bool:
         """Whether κ is only a bound, at an end of its range, and not an estimate."""
-        return bool(self.embedding.capped[0])
+        return not KAPPA_RANGE[0] < self.kappa < KAPPA_RANGE[1]
 
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
         """An item from the query, with its text in the metadata.

@@ -174,9 +174,9 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
     For questions with answers, the strangers are only the questions of these classes.
 
     Args:
-        share: share of all classes, in [0, 1); a positive share holds out at least one class. The default is `SHARE`,
-            but 0 for fewer than `LEAST_CLASSES` classes, for classes of one item each, for places, and for splits with
-            a common gallery, which must stay complete.
+        share: share of all classes, in [0, 1); a positive share holds out at least one class. By default `SHARE`. The
+            default is 0 for fewer than `LEAST_CLASSES` classes, for classes of one item each, for places, and for
+            splits with a common gallery, which must stay complete.
     """
     parts = splits.parts()
     if any(part.targets.ndim > 1 for part in parts.values()):

@@ -71,10 +71,10 @@ class Acceptance:
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
-            accept: name of the statistic. The default is `probability`, but the best single score if only 1 to 9 first
-                hits are right, or if its AUROC exceeds the probability's by over a standard error. The AUROC is for
-                right first hits against strangers and queries without a match. A score is left out if over 10 % of
-                strangers or of queries without a match tie at its best value.
+            accept: name of the statistic; by default `probability`. The best single score replaces it if only 1 to 9
+                first hits are right, or if the score's AUROC is higher by over a standard error. The AUROC is for right
+                first hits against strangers and queries without a match. A score is left out if over 10 % of strangers
+                or of queries without a match tie at its best value.
             of_strangers: whether the bound is for strangers; if not, for queries searched without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; the bound is then for a random item of a new class.

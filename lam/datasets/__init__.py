@@ -119,8 +119,7 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     """Load out-of-distribution items with the shape of the items in `like`.
 
     Args:
-        name: a key of `OOD_SETS`, or a key of `DATASETS` for that data set's test split. Images get the preprocessing
-            of `like`.
+        name: a key of `OOD_SETS`, or of `DATASETS` for that data set's test split. Images get `like`'s preprocessing.
         like: an in-distribution set.
         root: as for `load`.
         seed: seed of every random choice.

@@ -67,8 +67,7 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 class Encoder(ABC):
     """Map inputs to embeddings, each with a concentration κ.
 
-    Threads may share encoders. A process runs one network at a time. Do not train a network while another thread uses
-    it.
+    Threads may share encoders; a process runs one network at a time. Do not train a network that other threads use.
 
     Attributes:
         kind: name of the class for `lam.load`.

@@ -222,8 +222,7 @@ class BayesianEncoder(Encoder):
         `learn_ambiguity` may store directions of items. If you called it, call it again without the forgotten items.
 
         Args:
-            loader: the batches to forget, as in the fit. Other batches raise no error, because the posterior keeps
-                only sums.
+            loader: the batches to forget, as in the fit. Other batches raise no error: the posterior keeps only sums.
             progress: show a progress bar on standard error.
 
         Raises:

@@ -116,8 +116,7 @@ class MCInfoNCE(DistributionLoss):
 
     z_s, z⁺_s and z⁻_ms are the s-th samples of an anchor, its match and its m-th negative. The paper also divides the
     denominator by M, which subtracts log M from the loss. lam does not, so the loss becomes InfoNCE at temperature
-    1/κ_pos for large κ. With few samples, the logarithm is biased: training makes κ too large, most of all
-    where κ is large.
+    1/κ_pos for large κ. With few samples, this loss makes κ too large, above all where κ is large.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,

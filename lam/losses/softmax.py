@@ -181,8 +181,7 @@ class AnInfoNCE(TrainableLoss):
         """Sum of the losses of all members, each with its own pairs of the same items.
 
         Raises:
-            ValueError: for another number of members or items, a member without a positive pair, or rows of another
-                dimension.
+            ValueError: for another number of members, items or dimensions, or a member without a positive pair.
         """
         n_members = len(self.log_concentration)
         if len(pairs) != n_members:

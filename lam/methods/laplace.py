@@ -130,8 +130,7 @@ class Laplace:
             own margin is None.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
         pairs: `batch` takes all pairs within a batch, so that posteriors can be added, and batches subtracted.
-            `dataset` takes every pair of the data set. A `lam.pairs.Relation` is for pairs by distance and for mined
-            pairs.
+            `dataset` takes every pair of the data set. A `lam.pairs.Relation` is for pairs by distance or mined pairs.
         head: path of the last linear layer, found by default. `train` and `identity` add a layer after the network and
             leave the network unchanged. `train` trains this layer on all outputs of the network, held in memory (see
             `lam.methods.laplace.train_layer`). `identity` keeps the network's embeddings; κ then says little about the

@@ -100,8 +100,7 @@ class Step:
 
         Args:
             network: network in training mode, with zero gradients; the loop updates the weights afterwards. With
-                several processes, the network returns all outputs of the batch, so each process computes the whole
-                loss.
+                several processes, the network returns all outputs of the batch, so each computes the whole loss.
             loss: loss of embeddings and pairs.
             batch: inputs and pairs.
             backward: replaces `Tensor.backward`, because mixed precision may scale the loss.

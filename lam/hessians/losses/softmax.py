@@ -73,16 +73,14 @@ class Moments(NamedTuple):
 class SoftmaxCurvature(SummedByPartners):
     """Base of curvatures of losses with a softmax over candidates; see the module.
 
-    A subclass implements `normaliser`, `sums` and `derivatives`; also `similarity` if its logits are not
-    cosine/temperature.
+    A subclass implements `normaliser`, `sums`, `derivatives`, and `similarity` unless logits are cosine/temperature.
 
     With `fix="fixed"`, derivatives are with respect to each anchor's output, and the candidates are fixed. "full" adds
     derivatives with respect to the candidates' outputs; only SupCon and InfoNCE offer it. "projected" sets the negative
     eigenvalues of each anchor's "fixed" curvature to zero; with `split="logits"`, it equals "fixed".
 
     Attributes:
-        split: where the network ends: at the `logits` or the `outputs`. Only `outputs` keeps the whole second
-            derivative by f_a.
+        split: end of the network: `logits` or `outputs`. Only `outputs` keeps the whole second derivative by f_a.
         fix: terms of the curvature: `fixed`, `full` or `projected`.
         average: whether h is an average, like the loss; if not, it is a plain sum.
 

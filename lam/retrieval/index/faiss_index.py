@@ -36,8 +36,7 @@ class Index:
     Args:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
-        parameters: FAISS search parameters such as "nprobe=16". The defaults are from FAISS, except that HNSW and IVF
-            search wider.
+        parameters: FAISS search parameters such as "nprobe=16"; by default as in FAISS, but HNSW and IVF search wider.
         device: device of the FAISS index: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:

@@ -2,9 +2,11 @@
 
 import hashlib
 import hmac
+import logging
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +17,7 @@ RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
 VARIABLE = "LAM_API_KEY"
 GUARDED = ("/v1/", "/metrics", "/openapi.json")
 OPEN_PATHS = ("/v1/health", "/v1/ready")
+_LOG = logging.getLogger(__name__)
 _MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _ROUTES: tuple[tuple[tuple[str, ...], str, Right], ...] = (
@@ -37,9 +40,13 @@ def right_for(method: str, path: str) -> Right:
 
 
 class Keys:
-    """Hashes and rights of keys. A key that no header can hold raises a `ValueError`, which does not quote the key."""
+    """Hashes and rights of keys. A key that no header can hold raises a `ValueError`, which does not quote the key.
 
-    def __init__(self, rights: Mapping[str, Right]) -> None:
+    `file` is the file of these keys, if any, and `version` its `_version_of` before it was read.
+    """
+
+    def __init__(self, rights: Mapping[str, Right], file: str | None = None, version: object = None) -> None:
+        self._file, self._version = file, version
         for key in rights:
             _check(key, "a key")
         self._rights: list[tuple[bytes, Right]] = [(_hash(key.encode()), right) for key, right in rights.items()]
@@ -55,7 +62,7 @@ class Keys:
             ValueError: for an empty variable or file, another right, a repeated key, or a file that others may read.
             OSError: for a file that cannot be read.
         """
-        rights: dict[str, Right] = {}
+        rights, version = dict[str, Right](), _version_of(file)
         if (key := os.environ.get(VARIABLE)) is not None:
             key = key.strip()  # secret files end with a line break
             if not key:
@@ -63,16 +70,32 @@ class Keys:
             rights[_check(key, f"${VARIABLE}")] = "admin"
         if file is not None:
             _read_file(Path(file), rights)
-        return cls(rights) if rights else None
+        return cls(rights, file, version) if rights else None
 
     def right_of(self, key: bytes) -> Right | None:
-        """The right of a key; None for an unknown key."""
+        """The right of a key; None for an unknown key. A file that has changed is read again."""
+        if (version := _version_of(self._file)) != self._version:
+            self._version = version
+            try:
+                if (read := Keys.read(self._file)) is not None:
+                    self._rights = read._rights
+            except (OSError, ValueError) as error:
+                _LOG.error("the keys stay as they were: %s", error)
         digest = _hash(key)
         found: Right | None = None
         for known, right in self._rights:  # no early end: the time would tell which key fits
             if hmac.compare_digest(known, digest):
                 found = right
         return found
+
+
+def _version_of(file: str | None) -> tuple[int, ...] | None:
+    """Numbers that change with the content or mode of a file; None without a file."""
+    with suppress(OSError):
+        if file is not None:
+            status = Path(file).stat()
+            return status.st_ino, status.st_size, status.st_ctime_ns
+    return None
 
 
 def _read_file(path: Path, rights: dict[str, Right]) -> None:

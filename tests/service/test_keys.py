@@ -96,6 +96,21 @@ def test_keys_are_read_from_a_file_and_the_environment(
     assert not any(secret in repr(vars(keys)) for secret in SECRETS)
 
 
+def test_a_changed_file_is_read_again_and_a_wrong_one_changes_nothing(
+    tmp_path: Path, no_key: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys.read(file := keys_in(tmp_path / "keys", f"read {READ}"))
+    assert keys is not None
+    for text in (f"write {WRITE}\nadmin {ADMIN}", "nonsense", None):
+        Path(file).unlink()
+        if text is not None:
+            keys_in(tmp_path / "keys", text)
+        assert [keys.right_of(key.encode()) for key in SECRETS] == [None, "write", "admin"]
+    assert len(caplog.records) == 2
+    keys_in(tmp_path / "keys", f"read {ADMIN}")
+    assert keys.right_of(ADMIN.encode()) == "read"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -353,11 +353,25 @@ def spread(results: dict[str, Any], figure: str, digits: int = 3) -> str:
 
 
 @table
+def answer_strangers() -> list[Row]:
+    """SCOD-AUGRC of P(right) and of the best other score."""
+    rows: list[Row] = [["data", "P(right)", "best other score"]]
+    figure = "scod_augrc_"
+    for name, results in answered().items():
+        others = {each: value for each, value in results["mean"].items() if each.startswith(figure)}
+        others.pop(figure + RIGHT)
+        best = min(others, key=lambda each: others[each])
+        ours, other = (spread(results, each) for each in (figure + RIGHT, best))
+        rows.append([name, ours, f"{other} (`{best.removeprefix(figure)}`)"])
+    return rows
+
+
+@table
 def answer_errors() -> list[Row]:
     rows: list[Row] = [
         [
-            *("data", "queries", "recall@1", "AUSC behind the best score (error)", "seeds not behind"),
-            *("ECE", "ECE by chance", "greatest gap, corrupted"),
+            *("data (queries)", "recall@1", "AUSC behind (error)", "seeds not behind"),
+            *("ECE (by chance)", "greatest gap, corrupted"),
         ]
     ]
     for name, results in answered().items():
@@ -366,8 +380,9 @@ def answer_errors() -> list[Row]:
         inside = f"{sum(row['not_behind'] for row in seeds)}/{len(seeds)}"
         figures = ("ece_if_known", "ece_of_the_perfect_if_known", "greatest_gap")
         behind = f"{results['mean']['behind']:+.4f} ({results['mean']['behind_error']:.4f})"
-        row = (spread(results, figure) for figure in figures)
-        rows.append([name, f"{first['queries']:,}", spread(results, "recall@1"), behind, inside, *row])
+        ece, chance, gap = (spread(results, figure) for figure in figures)
+        row = [behind, inside, f"{ece} ({chance})", gap]
+        rows.append([f"{name} ({first['queries']:,})", spread(results, "recall@1"), *row])
     return rows
 
 

@@ -26,8 +26,8 @@ def train(
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
-    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may be larger. On the
-    CPU, the result then equals an uninterrupted run to the bit. torch's global random state does not change.
+    Another call with the same folder, settings and data resumes from the last good checkpoint; `epochs` may be larger.
+    On the CPU, the result then equals an uninterrupted run to the bit. torch's global random state does not change.
 
     Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes share
     the items of a batch, and form pairs over the whole batch. A batch with fewer than two items for each process is not
@@ -47,8 +47,8 @@ def train(
 
     Raises:
         ValueError: for data without a positive or without a negative pair, an epoch whose batches have no positive
-            pair, missing devices, a folder with checkpoints of other settings or of another process that still trains,
-            or a network whose state_dict holds more than tensors.
+            pair, missing devices, a folder with checkpoints of other settings or data, or of another process that still
+            trains, or a network whose state_dict holds more than tensors.
         DivergenceError: if the loss, a weight or the validation is not finite; the last checkpoint stays.
         CorruptFileError: if every checkpoint of the folder is damaged.
 

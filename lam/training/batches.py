@@ -92,12 +92,17 @@ class Batches(data.Dataset):
             part = self.process[0]
             start = sum(sizes[:part])
             indices = indices[start : start + sizes[part]]
-        with seeded(derive_seed_of_part(part, *self.place, batch, "data")):
-            if hasattr(self.dataset, "__getitems__"):
-                items = self.dataset.__getitems__(indices)
-            else:
-                items = [self.dataset[index] for index in indices]
-        return default_collate(list(map(input_and_label, items)))
+        return read_batch(self.dataset, indices, seed=derive_seed_of_part(part, *self.place, batch, "data"))
+
+
+def read_batch(dataset: Any, indices: list[int], *, seed: int) -> list[Any]:
+    """Inputs and labels of some items; the data set's random numbers follow from the seed."""
+    with seeded(seed):
+        if hasattr(dataset, "__getitems__"):
+            items = dataset.__getitems__(indices)
+        else:
+            items = [dataset[index] for index in indices]
+    return default_collate(list(map(input_and_label, items)))
 
 
 def input_and_label(item: Any) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ from lam.losses import TrainableLoss
 from lam.models.weights import with_versions
 from lam.pairs.pairs import as_targets
 from lam.training import checkpoints
-from lam.training.batches import Batches, with_features
+from lam.training.batches import Batches, read_batch, with_features
 from lam.training.settings import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
@@ -42,6 +42,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
 }
+
+_COMPARED = 7
+"""A checkpoint is resumed only if this number of items, and the first one, have the same values."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +324,7 @@ class Loop:
             "validated": self.training.validate is not None,
             "items": len(self.dataset),
             **{name: _fingerprint_of(self.dataset, name) for name in ("labels", "targets")},
+            "values": None if self.folder is None else _fingerprint_of_values(self.dataset),
             "network": f"{type(self.network).__name__} of shapes {_fingerprint(shapes)}",
         }
         text = json.dumps(resume_key, default=methodcaller("item"))  # numbers of NumPy become plain numbers
@@ -346,6 +350,21 @@ def _fingerprint_of(dataset: Any, name: str) -> str | None:
     """Fingerprint of a data set's attribute; None without the attribute."""
     values = getattr(dataset, name, None)
     return None if values is None else _fingerprint(values.tolist() if hasattr(values, "tolist") else list(values))
+
+
+def _fingerprint_of_values(dataset: Any) -> str | None:
+    """Fingerprint of the values of a few items; None if the data set reads the same items differently each time."""
+    some = sorted({number * (len(dataset) - 1) // _COMPARED for number in range(_COMPARED + 1)})
+
+    def read() -> str:
+        digest = hashlib.sha256()
+        for part in read_batch(dataset, some, seed=0):
+            is_tensor = isinstance(part, Tensor)
+            digest.update(part.flatten().view(torch.uint8).numpy().tobytes() if is_tensor else repr(part).encode())
+        return digest.hexdigest()[:12]
+
+    first, second = read(), read()
+    return first if first == second else None
 
 
 def _fingerprint(value: Any) -> str:

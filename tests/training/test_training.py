@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 LOSS = losses.build("contrastive", margin=0.7)
 BATCHES = 3  # an epoch of Images at batch_size 16
+COMPARISONS = 2  # readings of a few items, which a checkpoint compares
 
 
 class Images:
@@ -186,7 +187,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path, opti
         fit(stopped, folder=tmp_path, step=Interrupted(after), **options)
     data = Images()
     again = fit(resumed, data, folder=tmp_path, **options)
-    assert len(data.reads) == 2 * BATCHES - after
+    assert len(data.reads) == COMPARISONS + 2 * BATCHES - after
     assert same(whole, resumed)
     assert (again.losses, again.validation, again.best_epoch) == (
         history.losses,
@@ -226,7 +227,7 @@ def test_a_finished_run_is_not_trained_again_and_may_be_continued(tmp_path: Path
     history = fit(first, folder=tmp_path, learning_rate_decay=0.9)
     data = Images()
     assert fit(again, data, folder=tmp_path, learning_rate_decay=0.9) == history
-    assert data.reads == []
+    assert len(data.reads) == COMPARISONS
     assert same(first, again)
     fit(longer, folder=tmp_path, learning_rate_decay=0.9, epochs=3)
     fit(whole, learning_rate_decay=0.9, epochs=3)
@@ -457,6 +458,32 @@ def test_parameters_of_a_loss_that_is_not_trainable_are_refused(loss: Any) -> No
 
 def test_frozen_modules_of_a_loss_are_taken() -> None:
     Training(loss=Attraction(nn.Linear(3, 3).requires_grad_(False)), epochs=1)
+
+
+class Unrepeatable(Images):
+    """Images with noise that does not follow from the seed."""
+
+    generator = torch.Generator()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index] + 0.01 * torch.randn(1, generator=self.generator), int(self.labels[index])
+
+
+@pytest.mark.parametrize("kind", [Images, list, Unrepeatable])
+def test_a_checkpoint_is_resumed_on_its_own_data_only(tmp_path: Path, kind: Any) -> None:
+    def data() -> Any:
+        return list(zip(Images().images, Images().labels, strict=True)) if kind is list else kind()
+
+    fit(network(), data(), folder=tmp_path, epochs=1)
+    assert len(fit(network(), data(), folder=tmp_path, epochs=2).losses) == 2
+    if kind is not Unrepeatable:
+        images = Images()
+        others = list(zip(images.images.flip(0), images.labels.flip(0), strict=True))
+        other = others if kind is list else Images()
+        if kind is Images:
+            other.images = images.images + 1
+        with pytest.raises(ValueError, match="has other settings"):
+            fit(network(), other, folder=tmp_path, epochs=2)
 
 
 def test_other_distances_and_other_places_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from lam.hessians.losses import (
     VarConCurvature,
     register,
 )
+from lam.hessians.losses.softmax import SoftmaxCurvature
 from lam.hessians.structures.base import Structure, SummedCurvature
 from lam.hessians.structures.last_layer import Diagonal, Ekfac, Full, Kron, LowRank
 from lam.hessians.structures.layers import LayersDiagonal, LayersKron
@@ -28,6 +29,7 @@ __all__ = [
     "LayersDiagonal",
     "LayersKron",
     "LowRank",
+    "SoftmaxCurvature",
     "Structure",
     "SummedCurvature",
     "SupConCurvature",

@@ -4,11 +4,11 @@
 method's option `curvature` chooses the posterior's curvature, independently of the loss.
 """
 
-from lam.losses.base import Loss, MarginLoss, TrainableLoss
+from lam.losses.base import Loss, MarginLoss, TemperatureLoss, TrainableLoss
 from lam.losses.distributions import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.losses.margin import Contrastive, LogPosterior, PytorchMetricLearning, Squared
 from lam.losses.softmax import AnInfoNCE, InfoNCE, SupCon, VarCon
-from lam.losses.views import BYOL, ConcentrationAlignment, Explicit, SimSiam, SwAV
+from lam.losses.views import BYOL, ConcentrationAlignment, Explicit, Siamese, SimSiam, SwAV
 from lam.utils import registry
 
 __all__ = [
@@ -27,10 +27,12 @@ __all__ = [
     "MCInfoNCE",
     "MarginLoss",
     "PytorchMetricLearning",
+    "Siamese",
     "SimSiam",
     "Squared",
     "SupCon",
     "SwAV",
+    "TemperatureLoss",
     "TrainableLoss",
     "VarCon",
     "build",

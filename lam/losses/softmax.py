@@ -24,7 +24,7 @@ class InfoNCE(TemperatureLoss):
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).
 
-    Attributes: as in `lam.losses.base.TemperatureLoss`.
+    Attributes: as in `lam.losses.TemperatureLoss`.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -72,7 +72,7 @@ class SupCon(TemperatureLoss):
 
     Source: Khosla et al. (2020), equation 2.
 
-    Attributes: as in `lam.losses.base.TemperatureLoss`.
+    Attributes: as in `lam.losses.TemperatureLoss`.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])

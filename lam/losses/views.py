@@ -144,7 +144,7 @@ class Siamese(DistributionLoss):
 class SimSiam(Siamese):
     """Mean over matches, in both directions, of −cos(h(μ₁), μ₂), without a gradient through μ₂.
 
-    `lam.losses.views.Siamese` defines h and the arguments.
+    `lam.losses.Siamese` defines h and the arguments.
 
     Source: Chen and He (2021), "Exploring simple Siamese representation learning", equations 1 to 4.
 
@@ -161,7 +161,7 @@ class SimSiam(Siamese):
 class BYOL(Siamese):
     """Mean over matches of ‖h(μ₁) − t₂‖² = 2 − 2 cos, summed over both directions.
 
-    `lam.losses.views.Siamese` defines h and the arguments. The target t₂ comes from a slowly updated copy of the
+    `lam.losses.Siamese` defines h and the arguments. The target t₂ comes from a slowly updated copy of the
     network; see `lam.methods.Byol`.
 
     Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.

@@ -5,12 +5,12 @@ function is `train(network, dataset, training)`. `METHODS` holds the classes by 
 """
 
 from lam.methods.base import Method, Trained
-from lam.methods.concentration import Elk, HibVmf, Mcinfonce
+from lam.methods.concentration import ConcentrationMethod, Elk, HibVmf, Mcinfonce
 from lam.methods.deterministic import Aninfonce, DeepEnsemble, Deterministic, KnnDistance, McDropout, Norm, Varcon
-from lam.methods.head import Hib, LossPrediction, Pfe
+from lam.methods.head import HeadMethod, Hib, LossPrediction, Pfe
 from lam.methods.laplace_online import LaplaceOnline
-from lam.methods.laplace_posthoc import LaplacePosthoc
-from lam.methods.views import Byol, Simclr, Simsiam, Swav
+from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
+from lam.methods.views import Byol, Simclr, Simsiam, Swav, ViewsMethod
 from lam.training import Training
 from lam.utils import registry
 
@@ -46,12 +46,15 @@ __all__ = [
     "METHODS",
     "Aninfonce",
     "Byol",
+    "ConcentrationMethod",
     "DeepEnsemble",
     "Deterministic",
     "Elk",
+    "HeadMethod",
     "Hib",
     "HibVmf",
     "KnnDistance",
+    "LaplaceMethod",
     "LaplaceOnline",
     "LaplacePosthoc",
     "LossPrediction",
@@ -66,6 +69,7 @@ __all__ = [
     "Trained",
     "Training",
     "Varcon",
+    "ViewsMethod",
     "find",
     "register",
 ]

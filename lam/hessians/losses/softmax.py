@@ -71,7 +71,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxCurvature(SummedByPartners):
-    """Base of curvatures of losses with a softmax over candidates; see the module.
+    """Base of curvatures of losses with a softmax over candidates.
 
     A subclass implements `normaliser`, `sums`, `derivatives`, and `similarity` unless logits are cosine/temperature.
 
@@ -80,9 +80,9 @@ class SoftmaxCurvature(SummedByPartners):
     eigenvalues of each anchor's "fixed" curvature to zero; with `split="logits"`, it equals "fixed".
 
     Attributes:
-        split: end of the network: `logits` or `outputs`. Only `outputs` keeps the whole second derivative by f_a.
+        split: end of the network: `logits` or `outputs`. Only `outputs` keeps the whole second derivative.
         fix: terms of the curvature: `fixed`, `full` or `projected`.
-        average: whether h is an average, like the loss; if not, it is a plain sum.
+        average: whether the curvature is an average, like the loss; if not, it is a plain sum.
 
     Raises:
         ValueError: for settings out of range.

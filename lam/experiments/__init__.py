@@ -30,9 +30,10 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 
 
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment | Sweep:
-    """An experiment with settings such as `--dimension=10`; a list of values (`--dimension=[2,10]`) makes a sweep.
+    """An experiment with settings such as `--dimension=10`, or a sweep over values, such as `--dimension=[2,10]`.
 
-    `name` may be a YAML file with a `name` and settings; overrides replace its settings.
+    A value of some settings, such as `--losses=[elk]`, is itself a list; then a list of lists makes a sweep. `name`
+    may be a YAML file with a `name` and settings; overrides replace its settings.
 
     Raises:
         ValueError: for an unknown name or setting, a value of another type or range, or a file without settings.

@@ -201,7 +201,7 @@ class Mcinfonce(ConcentrationMethod):
     """Train mean directions and concentrations by MCInfoNCE.
 
     At the minimum of the loss, κ equals the concentration of the process that generated the data.
-    `lam.methods.concentration.ConcentrationMethod` explains `kappa`; its default "phases" was best in the paper.
+    `lam.methods.ConcentrationMethod` explains `kappa`; its default "phases" was best in the paper.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs".
@@ -226,12 +226,12 @@ class Mcinfonce(ConcentrationMethod):
 
 @dataclass(frozen=True)
 class Elk(ConcentrationMethod):
-    """Train mean directions and concentrations by InfoNCE on log expected likelihoods, without sampling.
+    """Train mean directions and concentrations by `lam.losses.ELK`, InfoNCE with a similarity in closed form.
 
     Source: as `Mcinfonce`, equation 55.
 
     Attributes:
-        kappa_pos: factor on the log likelihood; the paper chooses among 16, 32 and 64 on CIFAR-10 (appendix C.2).
+        kappa_pos: factor of the similarity; the paper chooses among 16, 32 and 64 on CIFAR-10 (appendix C.2).
     """
 
     kappa: KappaBy = "shared"

@@ -90,7 +90,7 @@ class Varcon(Deterministic):
         return self._loss(margin_of(loss))
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Also reject places; see `Method.check`."""
+        """Also reject positions instead of class labels; see `Method.check`."""
         super().check(network, dataset, replace(training, loss=self._loss()))
 
     def _loss(self, margin: float | None = None) -> VarCon:
@@ -260,7 +260,7 @@ class DeepEnsemble(Method):
         checkpoints: M files of weights (.safetensors or .pth) to load instead of training; empty to train.
         combine: `concatenate`, or `mean` as in Warburg et al.; see
             `lam.encoders.ensemble.EnsembleEncoder`.
-        reference: number of random training items, at least 2, on which the members are aligned to compute κ.
+        reference: number of random training items, at least 2. Rotations align the members' embeddings of them for κ.
     """
 
     n_members: int = 5

@@ -58,7 +58,7 @@ class LaplaceOnline(LaplaceMethod):
             images less well.
         hessian_miner: pairs of h_batch: `all`, or pairs of `violating`, `easy`, `semihard` or `hard` triplets; see
             `lam.pairs.Mining`.
-        hessian_max_pairs: largest number of these triplets, or of pairs of each type for `all`, drawn at random.
+        hessian_max_pairs: largest number of random triplets; for `all`, of positive and of negative pairs each.
     """
 
     head: str | None = None
@@ -129,7 +129,7 @@ class LaplaceOnline(LaplaceMethod):
         return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Also reject options that do not fit the network, the loss or places; see `Method.check`."""
+        """Also reject options that do not fit the network, the loss or the labels; see `Method.check`."""
         super().check(network, dataset, training)
         if not can_learn(network):
             raise ValueError(

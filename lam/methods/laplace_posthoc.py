@@ -176,7 +176,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
 
     Attributes:
         miner: pairs of a batch for the curvature: a name as in `lam.pairs.Mining`.
-        max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
+        max_pairs: largest number of mined triplets; for `all`, of positive and of negative pairs each.
         views: settings of two random views of each image; by default, plain images. With views, only the two views of
             an image match, so the curvature needs no labels. `curvature=own` takes the training's views.
         average: whether the curvature is a mean over the pairs of each type; otherwise it is a sum.
@@ -210,7 +210,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return Trained(fit_posterior(options, network, dataset, training, histories), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Also reject options that do not fit the network, the loss or places; see `Method.check`."""
+        """Also reject options that do not fit the network, the loss or the labels; see `Method.check`."""
         super().check(network, dataset, training)
         if not training.by_label and self.pairs == "batch":
             raise ValueError(

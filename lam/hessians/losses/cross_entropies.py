@@ -206,7 +206,7 @@ class VarConCurvature(SoftmaxCurvature):
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> Softmaxes:
-        """Softmaxes over the centroids of the classes of a data set: linear in the number of items."""
+        """Softmaxes over the centroids of the classes of a data set, in time linear in the number of items."""
         centroids, own = class_centroids(n, relation.labels)
         classes = torch.arange(len(centroids), device=n.device)
 

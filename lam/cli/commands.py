@@ -142,7 +142,7 @@ def compare_runs(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def embed(parsed: argparse.Namespace, _: list[str]) -> None:
-    """Embed images or texts: an .npz file with mean, kappa, variance and, of a calibrated run, a flag."""
+    """Embed images or texts into an .npz file: mean, kappa, variance and, if the run is calibrated, a flag."""
     from lam.gallery.embed import embed_items
     from lam.gallery.shards import Shard, save_embeddings
     from lam.runs.finished import Run
@@ -310,7 +310,7 @@ def _show_answer(result: Any, row: int) -> None:
 
 
 def calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
-    """Learn thresholds at given error rates, and P(correct)."""
+    """Learn thresholds for given error rates, and the probability that a hit is right."""
     from lam.runs.calibrate import calibrate_run
     from lam.runs.calibration_options import CalibrationOptions, repeat_choices
     from lam.runs.calibration_report import describe_calibration
@@ -378,7 +378,7 @@ def back_up_run(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def experiment(parsed: argparse.Namespace, overrides: list[str]) -> None:
-    """Compare losses where the truth is known, or repeat a table of a paper: a table and a page."""
+    """Compare losses where the truth is known, or repeat a table of a paper; writes a table and a page."""
     from tqdm import tqdm
 
     from lam.experiments import conduct, load_experiment

@@ -32,7 +32,7 @@ _EXAMPLES = """examples:
 
 _SETTINGS = """\
 Any setting can be an option, such as --training.epochs=5 or --output=DIR; it replaces the setting of the file. The
-default folder is runs/DATA/METHOD, of a sweep runs/DATA/METHOD-sweep. A run that is started again with the same
+default folder is runs/DATA/METHOD, or runs/DATA/METHOD-sweep for a sweep. A run that is started again with the same
 settings continues.
 
 settings, their defaults (and allowed values):"""
@@ -71,9 +71,9 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--allow-missing": {"action": "store_true", "help": "leave out listed images that do not exist"},
     "--skip-damaged": {
         "action": "store_true",
-        "help": "leave out unreadable images, which a CSV file lists, and empty texts",
+        "help": "leave out unreadable images (listed in a CSV file if there is an output) and empty texts",
     },
-    "--paper": {"action": "store_true", "help": "the authors' settings on these data"},
+    "--paper": {"action": "store_true", "help": "the settings of the paper's authors for these data"},
     "--columns": {
         "nargs": "+",
         "metavar": "NAME=COLUMN",
@@ -147,7 +147,7 @@ def command_parser() -> argparse.ArgumentParser:
     add("-k", type=int, default=5, help="number of hits (default: 5)")
 
     add = command("calibrate", commands.calibrate, *_ON_RUN)
-    least = "the rate of the last calibration, or else {}, or the least rate that the data allow"
+    least = "the rate of the last calibration, or else {0}; if the data do not allow {0}, the least possible rate"
     add("--target-far", type=float, help=f"bound on false accepts (default: {least.format(0.001)})")
     add("--target-ood", type=float, help=f"bound on false flags (default: {least.format(0.05)})")
     last = "the rate of the last calibration, or else"
@@ -167,8 +167,8 @@ def command_parser() -> argparse.ArgumentParser:
     )
     add("--accept", metavar="SCORE", help=what)
     what = (
-        "search the run's gallery (index) or a part of the held-out data (default: index; if it lacks all "
-        "classes of these data, or holds places, half of these data replace as many of its items)"
+        "search the run's gallery (index) or half of the held-out data (default: index; if it holds places or "
+        "no class of these data, half of these data replace as many of its items)"
     )
     add("--gallery", choices=("held-out", "index"), help=what)
     add("--folder", help="calibrate on fresh images, or a table of texts (default: the run's validation split)")
@@ -194,11 +194,11 @@ def command_parser() -> argparse.ArgumentParser:
     add = command("serve", commands.serve_run)
     add("runs", metavar="RUN", nargs="+", help="RUN or NAME=RUN, served under /runs/NAME/; the first at the root, too")
     add("--port", type=int, default=8000, help="(default: 8000)")
-    add("--host", default="127.0.0.1", help="address; one that other machines reach needs a key (default: 127.0.0.1)")
+    add("--host", default="127.0.0.1", help="address; if other machines reach it, give a key (default: 127.0.0.1)")
     what = "keys with rights: lines such as `read KEY`, `write KEY` or `admin KEY`; $LAM_API_KEY has all rights"
     add("--keys", metavar="FILE", help=what)
     add("--access-log", metavar="FILE", help="log requests as lines of JSON; - for standard error (default: no log)")
-    what = "mark slower requests in the log, or log only these (default: none)"
+    what = "mark slower requests in the log; without --access-log, log only these (default: none)"
     add("--slow", dest="slow_seconds", type=float, metavar="SECONDS", help=what)
     add("--traces", action="store_true", help="trace requests by OpenTelemetry, set up by `opentelemetry-instrument`")
     what = "let web pages of this origin, such as https://example.org, use the service; may be repeated"
@@ -207,11 +207,11 @@ def command_parser() -> argparse.ArgumentParser:
     add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
     what = "keep the embeddings of N random queries in the run's folder, to calibrate on (default: none)"
     add("--keep-queries", type=int, metavar="N", help=what)
-    add("--drop-corrupt", action="store_true", help="delete stored items that were altered, instead of an error")
+    add("--drop-corrupt", action="store_true", help="delete stored items that were altered, and do not stop")
     what = (
-        "search exactly (flat), or faster along a graph that may miss a neighbour (hnsw; the start prints how "
-        "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
-        "`lam index --factory` named)"
+        "search exactly (flat), or faster along a graph that may miss a neighbour (hnsw; the start prints the "
+        "share that it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type "
+        "that `lam index --factory` named)"
     )
     add("--index", metavar="flat|hnsw|ADDRESS", action="append", default=[], help=what)
     what = "only read the run: another service on the same machine writes it, or its folder is read-only"

@@ -93,7 +93,7 @@ class ConcentrationAlignment(DistributionLoss):
 
 
 class Siamese(DistributionLoss):
-    """Loss of the cosine between the prediction h(μ₁) from an item and the target of its match.
+    """Loss of the cosine between the prediction h(μ₁) from an item and a target, the mean direction of its match.
 
     Targets have no gradient; with a gradient, all means would collapse into one. The predictor h has one hidden layer
     with batch norm. `explicit` uses these cosines, in both directions of a pair.

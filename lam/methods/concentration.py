@@ -245,7 +245,7 @@ class Elk(ConcentrationMethod):
 
 @dataclass(frozen=True)
 class HibVmf(ConcentrationMethod):
-    """Train mean directions and concentrations by the probability sigmoid(a cosine + b) that two samples match.
+    """Train mean directions and concentrations by the probability sigmoid(a cos + b) that two samples match.
 
     `Hib` is the original, with Gaussians and distances.
 

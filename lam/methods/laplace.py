@@ -144,8 +144,8 @@ class Laplace:
             default is `kron`; it is `diag` for several layers, for more than 4,096 inputs or outputs, and for a
             curvature that has cross terms or no `matrices` method.
         predictive: for several layers: outputs `linearised` in the weights (default), or `sampled` networks.
-        max_memory: limit in bytes for the sums of the structure; with several layers, for the total of these sums, one
-            batch and one item. To embed, S sampled networks take S times the memory of the layers' weights.
+        max_memory: limit in bytes for the sums of the structure; with several layers, for the sums, the second
+            derivatives of a batch and the pass of an item together. S sampled networks take S times the layers' memory.
         rank: for `low_rank`: largest rank of the input factor; 256 by default.
         prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with the curvature h
             and the likelihood scale s. With this default, s changes only the posterior's width, not its shape.
@@ -206,7 +206,7 @@ class Laplace:
 
     @property
     def relation(self) -> Relation:
-        """Which items are pairs; `loss_margin` is the default margin of mined triplets."""
+        """The rule for pairs; `loss_margin` is the default margin of mined triplets."""
         if not isinstance(self.pairs, Relation):
             check_choice("pairs", self.pairs, SCOPES)
             return Relation(self.pairs)

@@ -179,7 +179,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         max_pairs: largest number of mined triplets; for `all`, of positive and of negative pairs each.
         views: settings of two random views of each image; by default, plain images. With views, only the two views of
             an image match, so the curvature needs no labels. `curvature=own` takes the training's views.
-        average: whether the curvature is a mean over the pairs of each type; otherwise it is a sum.
+        average: whether the curvature averages positive pairs, and negative pairs; otherwise it sums them.
         batch_size: items in a batch, at least 2; `pairs=batch` forms pairs within these batches.
     """
 
@@ -234,7 +234,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         empty_layers_curvature(options, probe, n_items=n_items, network=network, head=head, layers=layers)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":
-        """The options, with the training's curvature and views for `own`; see `LaplaceMethod.resolved`."""
+        """The options; `curvature=own` becomes the training's curvature and views. See `LaplaceMethod.resolved`."""
         views = (training.trained_by or {}).get("views") if self.curvature == OWN else None
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 

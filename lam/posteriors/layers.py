@@ -180,7 +180,7 @@ class LayersPosterior(Posterior):
         head: str = "",
         **further: Any,
     ) -> Same:
-        """The posterior with these `tensors` and `settings`; its mean are the weights of `network`."""
+        """The posterior with these `tensors` and `settings`; its mean is the weights of `network`."""
         if network is None:
             raise ValueError("a posterior over layers needs its network, got None")
         own = {plain_path(network, path): path for path in weighted_layers(network)}

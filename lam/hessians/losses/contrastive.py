@@ -114,7 +114,7 @@ class ContrastiveCurvature(SummedByPartners):
 
     With `fix="fixed"`, derivatives are with respect to one item of a pair, and the other item is fixed. "full" adds
     cross terms, derivatives with respect to both items. "positive" is "full" without negative pairs. "projected" sets
-    the negative eigenvalues of each item's "fixed" curvature to zero, and averages it over the positive pairs.
+    the negative eigenvalues of each item's "fixed" curvature to zero, and averages the result over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
@@ -172,13 +172,13 @@ class ContrastiveCurvature(SummedByPartners):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
     ) -> Float[Tensor, "T D F"]:
-        """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs."""
+        """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs, with the diagonal H12 of `cross_curvature`."""
         return torch.stack([cross_sum(inputs, n, r, t.to(n)) for t in self._kinds(n, pairs)])
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "PartnerItems":
-        """H_a of each item; positive partners are summed by class or list, and negative partners in blocks."""
+        """H_a of each item; positive partners are summed at once, and negative partners in blocks."""
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
             terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))

@@ -36,7 +36,7 @@ class Diagonal(Structure):
 
     @torch.no_grad()
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Diagonal":
-        """Σ_a H_a,ii φ_aj² by one matmul, or by blocks of features if the squares outnumber the results."""
+        """Σ_a H_a,ii φ_aj² by one matmul, or by blocks of features if all squares take more memory than the sums."""
         (N, P), own = features.shape, items.diagonal().flatten(1).to(features).T
         sums = features.new_empty(len(own), P + self.has_bias)
         size = max(1, BLOCK // N if len(own) < N else P)

@@ -313,9 +313,10 @@ class LayersDiagonal(LayersCurvature):
 class LayersKron(LayersCurvature):
     """B ⊗ A for each layer. A layer applies one matrix at Z places z of its input.
 
-    A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az at z. B is Σ_t w_t S_t/n_t with
-    S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az, with the Jacobian g_az of the network's outputs in the layer's output at z. The
-    product assumes that places are alike and not correlated. For a last layer with one place, B ⊗ A equals `Kron`.
+    A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az at z. B is Σ_t w_t S_t/n_t (see
+    `SummedCurvature`) with S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az, with H_a of `Structure`. g_az is the Jacobian of the
+    network's outputs by the layer's output at z. The product assumes that places are alike and not correlated. For a
+    last layer with one place, B ⊗ A equals `Kron`.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 

@@ -168,7 +168,7 @@ class Choices:
         flag: the score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default `OodDetector.best`.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
-        of_strangers: whether false accepts are bounded for strangers; if not, for queries searched without matches.
+        of_strangers: whether the bound on false accepts is for strangers or for queries searched without their matches.
             If strangers have classes, the bound is for a random item of a new class.
         share: share of strangers expected in future; unused if it can be estimated from `CalibrationData.mixture`.
     """

@@ -35,12 +35,12 @@ Any setting can be an option, such as --training.epochs=5 or --output=DIR; it re
 default folder is runs/DATA/METHOD, or runs/DATA/METHOD-sweep for a sweep. A run that is started again with the same
 settings continues.
 
-settings, their defaults (and allowed values):"""
+settings, their defaults (and allowed values), and what they mean:"""
 _EXPERIMENT_SETTINGS = """\
 Any setting can be an option, such as --dimension=10; it replaces the setting of the file. A
 list of values, such as --dimension=[2,10], makes a row and a point of a curve for each; several seeds are averaged.
 
-settings, their defaults (and allowed values):"""
+settings, their defaults (and allowed values), and what they mean:"""
 
 
 class _CommandParser(argparse.ArgumentParser):

@@ -73,5 +73,5 @@ def _is_swept(experiment: type[Experiment], name: str, values: Any) -> bool:
 
 
 def describe_settings() -> str:
-    """Lines of help: every setting of each experiment, with its default and, if they are few, its allowed values."""
+    """Lines of help: each setting of an experiment, its default, its meaning and, if they are few, allowed values."""
     return align([row for name, record in EXPERIMENTS.items() for row in ((f"of {name}:", ""), *describe(record))])

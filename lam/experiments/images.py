@@ -44,6 +44,7 @@ class ImageExperiment(Experiment):
         limit: greatest number of images in each split, at least 40; None for all.
         network: name of the network; by default a small network for the size of the images.
         dimension: D of the embeddings.
+        epochs: passes over the data, at least 1.
         learning_rate: learning rate of Adam.
         n_corrupted: number of test images to corrupt by each kind of `lam.inputs.corruption.published_kinds`.
     """

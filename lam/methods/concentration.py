@@ -253,8 +253,8 @@ class HibVmf(ConcentrationMethod):
 
     Attributes:
         n_samples: samples of each item in a step.
-        scale: a > 0.
-        offset: b.
+        scale: factor a > 0 in p(match).
+        offset: offset b in p(match).
         n_negatives: negatives of each item, drawn from the batch; None for all.
     """
 

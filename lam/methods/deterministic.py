@@ -146,7 +146,7 @@ class Aninfonce(Deterministic):
 
     Attributes:
         concentration: initial Λ⁺ > 0 of all dimensions; 5 corresponds to InfoNCE at temperature 0.1.
-        n_members: M ≥ 1; several members need images.
+        n_members: number M ≥ 1 of members; several members need images.
         crop_scales: least share of an image's area in a crop, for each member; by default in equal steps from 1 to 0.3.
         negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives around their anchor,
             if `training.miner` prefers near negatives.

@@ -174,7 +174,7 @@ class Hib(Method):
 
     Attributes:
         n_samples: samples of each item in a step, at least 1; a pair compares all samples of its two items.
-        kl_weight: β ≥ 0.
+        kl_weight: weight β ≥ 0 of the divergence.
         scale: initial a > 0 of p(match).
         offset: initial b of p(match), finite.
         shared: whether the uncertainty head's last batch norm shares one scale and shift between all dimensions.

@@ -143,15 +143,16 @@ class Laplace:
             to two items) need `diag` and `layers="last"`. `ekfac` reads the features twice, from a temporary file. The
             default is `kron`; it is `diag` for several layers, for more than 4,096 inputs or outputs, and for a
             curvature that has cross terms or no `matrices` method.
-        predictive: for several layers: outputs `linearised` in the weights (default), or `sampled` networks.
+        predictive: outputs `linearised` in the weights (default), or `sampled` networks, for several layers.
         max_memory: limit in bytes for the sums of the structure; with several layers, for the sums, the second
             derivatives of a batch and the pass of an item together. S sampled networks take S times the layers' memory.
-        rank: for `low_rank`: largest rank of the input factor; 256 by default.
-        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with the curvature h
-            and the likelihood scale s. With this default, s changes only the posterior's width, not its shape.
+        rank: largest rank of the input factor of `low_rank`; 256 by default.
+        prior_precision: precision α > 0; by default `prior_ratio` times the mean of s·h over all weights, with the
+            curvature h and the likelihood scale s. With this default, s changes only the posterior's width, not its
+            shape.
         prior_ratio: factor > 0 in the default of `prior_precision`.
-        likelihood_scale: s > 0; by default the squared number of items, or 1 if the curvature is a plain sum over
-            pairs. `BayesianEncoder.tune` chooses s.
+        likelihood_scale: factor s > 0 of h; by default the squared number of items, or 1 if the curvature is a plain
+            sum over pairs. `BayesianEncoder.tune` chooses s.
 
     Raises:
         ValueError: for a setting outside its range, or settings that exclude each other.

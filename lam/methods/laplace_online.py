@@ -44,9 +44,9 @@ class LaplaceOnline(LaplaceMethod):
 
     Attributes:
         head: path of the last linear layer; found by default.
-        likelihood_scale: s > 0.
-        prior_precision: α > 0.
-        initial_precision: p₀ > 0; the first curvature is h = p₀/s. The default is s/1000.
+        likelihood_scale: factor s > 0 of the curvature h.
+        prior_precision: precision α > 0 of the prior.
+        initial_precision: first precision p₀ > 0; the first curvature is h = p₀/s. The default is s/1000.
         memory_factor: β in (0, 1) of the update h ← β h + (1 − β) h_batch, with the curvature h_batch of a batch.
         update: `average` as above, or `accumulate` by h ← β h + relu(h_batch), with h_batch averaged over the chosen
             pairs. Accumulation makes the noise far smaller; the code and equation 5 of Warburg et al. accumulate.

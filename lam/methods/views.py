@@ -136,7 +136,7 @@ class Byol(ViewsMethod):
 
     Attributes:
         predictor: units of the predictor's hidden layer; the encoder has no predictor.
-        momentum: m in [0, 1).
+        momentum: momentum m of the target in [0, 1).
     """
 
     predictor: int = 128
@@ -192,7 +192,7 @@ class Swav(ViewsMethod):
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments".
 
     Attributes:
-        n_prototypes: J; the encoder does not keep the prototypes.
+        n_prototypes: number J of prototypes; the encoder does not keep the prototypes.
         temperature: τ of the predictions.
         smoothness: ε of the assignments.
         n_iterations: iterations of Sinkhorn and Knopp's algorithm.

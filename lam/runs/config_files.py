@@ -266,8 +266,11 @@ def _merge_mappings(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
 
 
 def describe_settings() -> str:
-    """Lines of help: each setting of a run, its default, and its allowed values if they are few."""
-    rows = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})"), *describe(RunConfig)]
+    """Lines of help: each setting of a run, its default, its meaning and, if they are few, its allowed values."""
+    rows = [
+        (f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)}): source of the uncertainty"),
+        *describe(RunConfig),
+    ]
     for name, method in methods.METHODS.items():
         if options := describe(method, f"{METHOD}."):
             rows += [(f"of {name}:", ""), *options]

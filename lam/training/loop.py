@@ -360,7 +360,7 @@ def _fingerprint_of_values(dataset: Any) -> str | None:
         digest = hashlib.sha256()
         for part in read_batch(dataset, some, seed=0):
             is_tensor = isinstance(part, Tensor)
-            values = part.cpu().flatten().view(torch.uint8).numpy() if is_tensor else repr(part).encode()
+            values = part.cpu().flatten().view(torch.uint8).numpy().tobytes() if is_tensor else repr(part).encode()
             digest.update(values)
         return digest.hexdigest()[:12]
 

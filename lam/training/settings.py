@@ -37,11 +37,11 @@ class TrainingOptions:
             pytorch-metric-learning; see `lam.pairs.Mining`. A batch without chosen pairs has a loss of zero.
         max_pairs: greatest number of mined triplets, drawn at random; for "all" and miners of pytorch-metric-learning,
             greatest number of positive pairs, and of negative pairs. None for no limit.
-        learning_rate: positive.
+        learning_rate: learning rate of the optimizer, positive.
         learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
-        optimizer: "adam", "adamw", "rmsprop" or "sgd".
+        optimizer: optimizer of the weights.
         weight_decay: weight decay of the optimizer, ≥ 0.
-        precision: "32-true", "bf16-mixed" or, on CUDA devices, "16-mixed"; weights keep their type.
+        precision: type of the computation; weights keep their type. "16-mixed" needs a CUDA device.
         checkpoint_every: batches between two checkpoints within an epoch; None for checkpoints after epochs only.
 
     Raises:

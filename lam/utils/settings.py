@@ -1,5 +1,8 @@
 """Settings of the command line, `--NAME=VALUE`, and the dataclasses that they fill."""
 
+import inspect
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
@@ -9,6 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 _LIKE = 0.75  # least similarity of a suggested name
+_ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""Names and text of an entry in a section of a docstring, such as `Attributes:`."""
 
 
 def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
@@ -62,14 +67,34 @@ def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix:
 
 
 def describe(record: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Name of each setting, with its default as a user can give it and, for a choice, its allowed values."""
-    return [(name, _describe_default(setting)) for name, setting in settings_of(record, prefix)]
+    """Name of each setting, with its default as a user can give it, the values of a choice, and its meaning."""
+    rows, meanings = list[tuple[str, str]](), _meanings(record)
+    for setting in fields(record):
+        name = f"{prefix}{setting.name}"
+        if is_dataclass(setting.type):
+            rows += describe(setting.type, f"{name}.")
+        else:
+            meaning = meanings.get(setting.name)
+            rows.append((name, _describe_default(setting) + (f": {meaning}" if meaning else "")))
+    return rows
 
 
 def align(rows: Sequence[tuple[str, str]]) -> str:
     """Names and descriptions as the lines of a help text."""
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {description}".rstrip() for name, description in rows)
+    further = " " * (width + 4)
+    lines = (f"  {name:<{width}}  {description}".rstrip() for name, description in rows)
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent=further, break_on_hyphens=False) for line in lines)
+
+
+def _meanings(record: type) -> dict[str, str]:
+    """The first sentence on each attribute in the docstrings of a class and of its bases."""
+    found = dict[str, str]()
+    for each in reversed(record.__mro__):
+        for names, text in _ATTRIBUTE.findall(inspect.cleandoc(each.__doc__ or "")):
+            meaning = re.split(r"[.;](?: |$)", " ".join(text.split()))[0].replace("`", "")
+            found |= dict.fromkeys(names.split(", "), meaning)
+    return found
 
 
 def _describe_default(setting: Field[Any]) -> str:

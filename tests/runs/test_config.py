@@ -1,11 +1,13 @@
 """Configurations: found, read, overridden, checked, and explained where they are wrong."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lam import experiments
 from lam.methods import METHODS, DeepEnsemble, Hib, LaplaceOnline, LaplacePosthoc
 from lam.runs.config import DataConfig, NetworkConfig, OodConfig, RunConfig, TrainingConfig
 from lam.runs.config_files import SHIPPED, describe_settings, load_config
@@ -238,6 +240,8 @@ def test_one_set_of_outsiders_needs_no_list(tmp_path: Path) -> None:
 
 def test_every_setting_is_described() -> None:
     described = describe_settings()
+    entries = re.sub(r"\n {4,}", " ", f"{described}\n{experiments.describe_settings()}").splitlines()
+    assert [each for each in entries if not re.fullmatch(r"  of \w.*:|  \S+ +\S.*: \S.*", each)] == []
     assert "training.loss                 contrastive  (contrastive, log_posterior, squared, pml, supcon, " in described
     assert "data.name                     required" in described
     assert "method.likelihood_scale       null" in described

@@ -44,7 +44,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
     Raises:
         CorruptFileError: if a file is missing, truncated or altered; the error names it.
         ValueError: for the folder of a run, a missing network, an unknown kind, or a folder that lam did not write.
-            Also for a `network` that is no module, has other tensors or shapes, or holds an ensemble member twice.
+            Also for a `network` that is not a module, has other tensors or shapes, or holds an ensemble member twice.
     """
     if not isinstance(network, nn.Module | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(

@@ -184,7 +184,7 @@ def embed_items(
         source: a folder; for an encoder of texts a table, see `Table.read`.
         columns: columns of the table.
         shard: the shard to embed; by default all items.
-        calibration: calibration of the run, which flags items with too unusual embeddings.
+        calibration: calibration of the run; it flags items whose embeddings are too unusual to judge.
         damaged: collects damaged image files; by default they raise an error.
 
     Raises:
@@ -300,7 +300,7 @@ def embed_images(
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
-    """The preprocessing of an encoder; a `ValueError` if there is none, or it is no `kind`."""
+    """The preprocessing of an encoder; a `ValueError` if it is missing or not a `kind`."""
     preprocessing = encoder.preprocessing
     if preprocessing is None:
         files = "texts" if kind is TextPreprocessing else "image files"

@@ -79,7 +79,7 @@ class ConcentrationAlignment(DistributionLoss):
         self.explicit, self.temperature = explicit, temperature
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE; the alignment is linear in the cosines and has none."""
+        """The curvature of InfoNCE; the alignment is linear in the cosines, so its curvature is zero."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -82,7 +82,7 @@ class Mining:
         margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
-        """The chosen pairs of a batch; there may be none. `all` without a limit returns `pairs`.
+        """The chosen pairs of a batch, possibly empty. `all` without a limit returns `pairs`.
 
         Args:
             embeddings: (N, D) unit rows.

@@ -313,7 +313,7 @@ class Posterior(ABC):
         return tensors if self.bias is None else {**tensors, "bias": self.bias}
 
     def settings(self) -> dict[str, Any]:
-        """All fields that are no tensors, as JSON."""
+        """All fields that are not tensors, as JSON."""
         return {**{name: getattr(self, name) for name in _SETTINGS}, "curvature": self.curvature.settings()}
 
     @classmethod

@@ -14,7 +14,7 @@ from torch import nn
 from lam.models.weights import check_tensors, unwrapped
 from lam.pairs.pairs import as_targets, check_label_vector, check_labels
 from lam.training.batches import classes_of, labels_of_items
-from lam.training.checkpoints import writing
+from lam.training.checkpoints import lock_folder
 from lam.training.loop import History, Loop
 from lam.training.settings import Accelerator, Precision, Training, TrainingOptions, resolve_accelerator
 from lam.training.steps import DivergenceError, Minibatch, Step
@@ -79,7 +79,7 @@ def train(
         )
     with ExitStack() as stack, torch.random.fork_rng([fabric.device.index] if fabric.device.type == "cuda" else []):
         if (folder := training.folder) is not None:
-            distributed.broadcast_from_rank_zero(lambda: stack.enter_context(writing(folder)))
+            distributed.broadcast_from_rank_zero(lambda: stack.enter_context(lock_folder(folder)))
         history = Loop(fabric, unwrapped(network), dataset, training, step or Step(), method).run()
     network.eval()  # a wrapper has a mode of its own
     return history

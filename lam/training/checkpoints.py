@@ -30,7 +30,7 @@ class Checkpoint:
 
 
 @contextmanager
-def writing(folder: str | Path) -> Iterator[None]:
+def lock_folder(folder: str | Path) -> Iterator[None]:
     """Create a folder of checkpoints and lock it, because `save` removes the checkpoints of any other training."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,8 +43,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 
-_COMPARED = 7
-"""A checkpoint is resumed only if this number of items, and the first one, have the same values."""
+_COMPARED = 8
+"""A checkpoint is resumed only if this number of items have the same values as before."""
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def _fingerprint_of(dataset: Any, name: str) -> str | None:
 
 def _fingerprint_of_values(dataset: Any) -> str | None:
     """Fingerprint of the values of a few items; None if the data set reads the same items differently each time."""
-    some = sorted({number * (len(dataset) - 1) // _COMPARED for number in range(_COMPARED + 1)})
+    some = sorted({number * (len(dataset) - 1) // (_COMPARED - 1) for number in range(_COMPARED)})
 
     def read() -> str:
         digest = hashlib.sha256()

@@ -129,7 +129,7 @@ class SummedCurvature(ABC):
         return {name: getattr(self, name) for name in (*self.sum_fields, *self.shared_fields)}
 
     def settings(self) -> dict[str, Any]:
-        """All fields that are no tensors, as JSON; a `ValueError` for a curvature that is not registered."""
+        """All fields that are not tensors, as JSON; a `ValueError` for a curvature that is not registered."""
         counts = None if self.counts is None else list(self.counts)
         own = {name: getattr(self, name) for name in self.setting_fields}
         return {"counts": counts, **own, "loss": to_settings(self.curvature)}

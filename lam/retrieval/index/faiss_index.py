@@ -187,7 +187,7 @@ class Index:
 
         Raises:
             ValueError: for k below 1 or beyond FAISS's limit on a GPU, a negative `least_kappa`, another dimension, or
-                a query that is no unit vector or has another number of samples than the index.
+                a query that is not a unit vector or has another number of samples than the index.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)

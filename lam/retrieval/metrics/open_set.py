@@ -156,7 +156,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> dict[str, float | in
 
 
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
-    """Least non-mated score that at most a share `rate` of the non-mated scores exceeds.
+    """Least of the non-mated scores with at most a share `rate` of these scores above it.
 
     The rate holds for these searches; for new searches, see `ConformalScores.threshold`.
 

@@ -147,7 +147,12 @@ def _nearest_by_tree(queries: Tensor, gallery: Tensor, excludes_itself: bool) ->
 
 
 def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Tensor:
-    return torch.cat([cosines.max(1).indices for _, cosines in _in_blocks(queries, gallery, excludes_itself)])
+    return torch.cat([_argmax(cosines) for _, cosines in _in_blocks(queries, gallery, excludes_itself)])
+
+
+def _argmax(rows: Tensor) -> Tensor:
+    """The index of each row's maximum; on a CPU by NumPy, which is about ten times as fast as torch here."""
+    return torch.from_numpy(rows.numpy().argmax(1)) if rows.device.type == "cpu" else rows.argmax(1)
 
 
 def check_same_dimension(queries: Tensor, gallery: Tensor | None) -> None:

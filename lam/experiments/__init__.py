@@ -45,9 +45,9 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment | Sw
     settings = {"name": name}
     if Path(name).is_file():
         settings = read_yaml(Path(name))
-        if not isinstance(settings, dict):
+        if not isinstance(settings, dict) or "name" not in settings:
             raise ValueError(f"{name} must hold the name of an experiment and its settings, got {settings!r}")
-    chosen = str(settings.pop("name", None))
+    chosen = str(settings.pop("name"))
     if chosen not in EXPERIMENTS:
         raise ValueError(
             f"there is no experiment {chosen!r}; known are {', '.join(EXPERIMENTS)}, or a YAML file with a name"

@@ -477,7 +477,7 @@ def test_a_file_has_the_name_and_settings_and_the_command_sets_others_above_them
     assert experiment == PosteriorRecovery(dimension=10, losses=("elk",), seed=3)
     for text, message in (
         ("name: nothing", "there is no experiment 'nothing'; known are .*, or a YAML file with a name"),
-        ("dimension: 10", "there is no experiment 'None'"),
+        ("dimension: 10", "mine.yaml must hold the name of an experiment"),
         ("name: posterior-recovery\ndepth: 3", "there is no setting depth"),
         ("posterior-recovery", "must hold the name of an experiment and its settings, got 'posterior-recovery'"),
         ("[1", "mine.yaml is not valid YAML"),

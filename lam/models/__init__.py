@@ -4,6 +4,7 @@ Each network holds a recipe, the arguments that rebuild it, so a saved encoder n
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -134,7 +135,9 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
             raise ValueError(f"the recipe has dimension {recipe.get('dimension')}, but the saved head {len(head)}")
     else:
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), warnings.catch_warnings():
+                # a builder that loads pretrained weights copies nothing here, which torch warns of for each tensor
+                warnings.filterwarnings("ignore", ".*to a meta parameter in the current model, which is a no-op")
                 own = build(**recipe).state_dict()
         except RuntimeError:  # some libraries compute sizes with tensors, which need values
             try:

@@ -192,6 +192,21 @@ def test_a_builder_that_ignores_the_dimension_is_refused(monkeypatch: pytest.Mon
     assert models.build("mine", dimension=10).head.out_features == 10
 
 
+def test_a_builder_that_loads_pretrained_weights_is_rebuilt_without_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrained = nn.Linear(4, 4).state_dict()
+
+    def build(*, dimension: int) -> models.EmbeddingNetwork:
+        body = nn.Linear(4, 4)
+        body.load_state_dict(pretrained)
+        return models.EmbeddingNetwork(body, nn.Linear(4, dimension))
+
+    monkeypatch.setattr(models, "_NETWORKS", dict(models._NETWORKS))
+    models.register("mine", build)
+    network = models.build("mine", dimension=3)
+    rebuilt = models.rebuild(network.recipe, network.state_dict())
+    assert torch.equal(rebuilt.state_dict()["features.weight"], pretrained["weight"])
+
+
 def test_an_unknown_network_is_told_how_to_be_known() -> None:
     with pytest.raises(ValueError, match=r"got 'other': register it with lam\.models\.register"):
         models.build("other", dimension=3)

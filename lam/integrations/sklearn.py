@@ -84,8 +84,10 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         labels = None
         if y is None:
             X = validate_data(self, X, dtype=np.float64, **least)
-        else:  # rejects missing labels, which would be one class
+        else:
             X, y = validate_data(self, X, y, dtype=np.float64, **least)
+            if missing := [row for row, label in enumerate(y) if label is None]:  # NaN is an error above
+                raise ValueError(f"y must have a label for each row, got None for row {missing[0]}: leave it out")
             labels = torch.from_numpy(np.unique(y, return_inverse=True)[1])
         random = check_random_state(self.random_state)
         order, seed = random.permutation(len(X)), int(random.randint(2**31))

@@ -131,10 +131,11 @@ def test_labels_that_make_no_pairs_are_left_aside(labels: np.ndarray) -> None:
     )
 
 
-def test_a_missing_label_is_an_error_and_no_class() -> None:
-    X, labels = np.random.default_rng(0).normal(size=(80, 4)), np.arange(80) % 4 + 0.0
-    labels[:9] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
+@pytest.mark.parametrize("missing", [np.nan, None])
+def test_a_missing_label_is_an_error_and_no_class(missing: Any) -> None:
+    X, labels = np.random.default_rng(0).normal(size=(80, 4)), (np.arange(80) % 4).astype(object)
+    labels[:9] = missing
+    with pytest.raises(ValueError, match="NaN|None"):
         OutlierDetector(by="kappa", random_state=0).fit(X, labels)
 
 

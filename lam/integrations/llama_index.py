@@ -16,7 +16,7 @@ with needs_extra("llama-index", "the adapter of LlamaIndex"):
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-    from pydantic import ConfigDict, InstanceOf
+    from pydantic import ConfigDict, Field, InstanceOf
 
 _TOLERANCE = 1e-4  # of a cosine in float32
 
@@ -54,7 +54,7 @@ class LamPostprocessor(BaseNodePostprocessor):
     Args:
         encoder: encoder of the index and the queries.
         calibration: calibration of the encoder on a gallery like the index.
-        probability_cutoff: nodes with a smaller P(right) are left out.
+        probability_cutoff: nodes with a smaller P(right) are left out, in [0, 1].
         top_n: greatest number of nodes to return.
         gallery_size: number of nodes in the index; None for the size at the calibration, or the number of
             retrieved nodes if that is larger.
@@ -67,7 +67,7 @@ class LamPostprocessor(BaseNodePostprocessor):
 
     encoder: InstanceOf[Encoder]
     calibration: InstanceOf[Calibration]
-    probability_cutoff: float = 0.0
+    probability_cutoff: float = Field(0.0, ge=0, le=1)
     top_n: int = 4
     gallery_size: int | None = None
     label: str = "label"

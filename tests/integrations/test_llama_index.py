@@ -55,7 +55,8 @@ def test_the_cutoff_is_a_probability(topics_run: Path, index: VectorStoreIndex) 
     assert 0 < len(kept) < 30
     assert [node.node_id for node in kept] == [node.node_id for node in every if (node.score or 0.0) >= cutoff]
     assert kept == SimilarityPostprocessor(similarity_cutoff=cutoff).postprocess_nodes(every)
-    assert postprocessor(topics_run, probability_cutoff=1.1).postprocess_nodes(nodes, query_str=QUERY) == []
+    with pytest.raises(ValueError, match="probability_cutoff"):
+        postprocessor(topics_run, probability_cutoff=70)
 
 
 def test_the_nodes_of_the_retriever_stay_as_they_were(topics_run: Path, index: VectorStoreIndex) -> None:

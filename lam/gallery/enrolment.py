@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from lam.inputs.decoding import thumbnail_of_file
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.embeddings import Embeddings
+
+_SEPARATE = "for an item each, give them ids in a list"
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ def enrol(
 ) -> Enrolment:
     """One item for each id, in the order in which ids first occur.
 
-    Without `fuse`, all images of an id are copies, and the first becomes the item; warnings count items whose copies
-    differ in label or metadata. With `fuse`, images of one identity have the same listed id or, without ids, the same
+    Without `fuse`, all images of an id are copies, and the first becomes the item; a warning counts items whose copies
+    differ in label. With `fuse`, images of one identity have the same listed id or, without ids, the same
     label. The fused κ does not rise with the number of images (`lam.retrieval.fuse_identities` with an error
-    correlation of 1). Repeated images count once, and the item has the metadata of its first image.
+    correlation of 1). Repeated images count once. An item has the metadata of its first image; a warning counts images
+    with others.
 
     Args:
         flag_below: an image with a lower κ is uncertain; with None, every image is certain.
@@ -107,8 +110,11 @@ def enrol(
     rows_by_id: dict[str, list[int]] = {}
     for row in kept:
         rows_by_id.setdefault(_identity(images[row]) if fuse else images[row].id, []).append(row)
+    pairs = [(images[first], images[row]) for first, *others in rows_by_id.values() for row in others]
     if not fuse:
-        _check_copies(images, rows_by_id.values())
+        _check_copies(pairs)
+    advice = "give all images of an item the same" if fuse else _SEPARATE
+    _warn_of_other_metadata(pairs, advice)
     rows_by_id = {item_id: _distinct(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
     used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]
@@ -127,27 +133,29 @@ def enrol(
     return Enrolment(items, fused, uncertain)
 
 
-def _check_copies(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
-    """Reject images of one id with different contents; warn of copies with another label or metadata than the first."""
-    pairs = [(images[first], images[row]) for first, *others in groups for row in others]
+def _check_copies(pairs: Sequence[tuple[SourceImage, SourceImage]]) -> None:
+    """Reject images of one id with different contents; warn of copies with another label than the first."""
     for first, copy in pairs:
         if copy.content != first.content:
             raise ValueError(
                 f"{copy.path}: id {copy.id!r} is already at {first.path}; ids must differ, unless items with one id "
                 "are fused (--fuse)"
             )
-    advice = "for an item each, give them ids in a list"
     if several := [(first, copy) for first, copy in pairs if copy.label != first.label]:
         (first, copy), count = several[0], len({first.id for first, _ in several})
         warnings.warn(
             f"{'1 item has' if count == 1 else f'{count} items have'} several labels, such as {first.path} as "
-            f"{first.label!r} and {copy.label!r}: the first is kept; {advice}",
+            f"{first.label!r} and {copy.label!r}: the first is kept; {_SEPARATE}",
             stacklevel=3,
         )
-    if lost := [copy.path for first, copy in pairs if copy.metadata != first.metadata]:
+
+
+def _warn_of_other_metadata(pairs: Sequence[tuple[SourceImage, SourceImage]], advice: str) -> None:
+    facts = [[{**(each.metadata or {}), "text": ""} for each in pair] for pair in pairs]  # texts of an item may differ
+    if lost := [pair[1].path for pair, (first, other) in zip(pairs, facts, strict=True) if other != first]:
+        n_lost = "1 image has" if len(lost) == 1 else f"{len(lost)} images have"
         warnings.warn(
-            f"{'1 copy has' if len(lost) == 1 else f'{len(lost)} copies have'} other metadata than the first, such as "
-            f"{lost[0]}: only the first is kept; {advice}",
+            f"{n_lost} other metadata than the first of the item, such as {lost[0]}: only the first are kept; {advice}",
             stacklevel=3,
         )
 

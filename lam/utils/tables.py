@@ -146,11 +146,23 @@ class Table:
     def metadata(self, without: Collection[str | None]) -> list[dict[str, Any]]:
         """The values of each row by column name, except empty values and the columns `without`.
 
-        A CSV column of numbers, without exponents or leading zeros, becomes numbers; ids remain texts.
+        A CSV column of numbers, without exponents or leading zeros, becomes numbers; ids remain texts. A `Note` names
+        a column that remains text because of at most a tenth of its values: no range of a filter finds it.
         """
         named = {name: column for name, column in self.columns.items() if name and name not in without}
-        values = {name: self.values[name] if self.values else _typed(name, column) for name, column in named.items()}
+        values = {name: self.values[name] if self.values else self._typed(name) for name in named}
         return [{name: values[name][row] for name in named if named[name][row]} for row in range(len(self.lines))]
+
+    def _typed(self, name: str) -> Sequence[Any]:
+        column = self.columns[name]
+        texts = [row for row, text in enumerate(column) if text and not _NUMBER.fullmatch(text)]
+        if name == "id" or len(texts) > (n_filled := sum(map(bool, column))) / 10:
+            return column
+        if not texts:
+            return [json.loads(text or "0") for text in column]
+        told = f"{len(texts)} of its {n_filled} values are no plain numbers, such as {column[texts[0]]!r}"
+        warnings.warn(f"{self.path}: {name} remains text: {told} in line {self.lines[texts[0]]}", Note, stacklevel=3)
+        return column
 
     def filled(self, names: Collection[str]) -> "Table":
         """The rows without an empty value in these columns; a `Note` counts the other rows."""
@@ -202,12 +214,6 @@ class Table:
                 f"{self.path}: {name} must {rule}, got {first!r} in {self.unit} {lines[0]} ({such})"
                 + (f": {advice}" if advice else "")
             )
-
-
-def _typed(name: str, column: Sequence[str]) -> Sequence[Any]:
-    if name == "id" or not all(_NUMBER.fullmatch(text) for text in column if text):
-        return column
-    return [json.loads(text or "0") for text in column]
 
 
 def _number(text: str, unknown: bool) -> float | None:

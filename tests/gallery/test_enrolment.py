@@ -33,10 +33,11 @@ def test_one_image_with_several_labels_is_said() -> None:
         enrol([images[0], images[0], images[2]], embeddings(3))
 
 
-def test_copies_with_other_metadata_are_counted() -> None:
-    images = [SourceImage(f"{name}.png", "a", 7, metadata={"sku": name}) for name in "xyz"]
-    with pytest.warns(UserWarning, match=r"2 copies have other metadata than the first, such as y\.png.*give them ids"):
-        enrolled = enrol(images, embeddings(3))
+@pytest.mark.parametrize("fuse", [False, True])
+def test_images_with_other_metadata_than_the_first_are_counted(fuse: bool) -> None:
+    images = [SourceImage(f"{name}.png", "a", 7 + fuse * row, metadata={"sku": name}) for row, name in enumerate("xyz")]
+    with pytest.warns(UserWarning, match=r"2 images have other metadata .* y\.png"):
+        enrolled = enrol(images, embeddings(3), fuse=fuse)
     assert [json.loads(item.metadata) for item in enrolled.items] == [{"sku": "x"}]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lam.utils.notes import Note
 from lam.utils.tables import Table, file_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is read as values separated by")
@@ -166,6 +167,13 @@ def test_metadata_keep_the_types_of_the_file(tmp_path: Path, form: str) -> None:
     assert {name: type(value) for name, value in found.items()} == {name: type(of) for name, of in expected.items()}
     if form != "csv":
         assert Table.read(path).metadata(("text",))[1] == {"ok": False, "size": 2.5}
+
+
+def test_a_column_that_few_values_keep_from_being_numbers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("price\n" + "2.50\n" * 19 + "n/a\n")
+    with pytest.warns(Note, match="price.*'n/a' in line 21"):
+        rows = Table.read(tmp_path / "a.csv").metadata(())
+    assert rows[0] == {"price": "2.50"}
 
 
 def test_columns_of_numbers_in_a_csv_file_become_numbers(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "memory taken from clients that do not read",
         "lam.service.limits:Limits._hold",
-        "self._make_room()",
+        "self.make_room()",
         "None",
         SERVICE + "test_connections.py::test_clients_that_do_not_read_take_no_memory_from_others",
     ),

@@ -10,7 +10,6 @@ from operator import xor
 from pathlib import Path
 from typing import Any
 
-from lam.gallery.filters import Filter
 from lam.gallery.item import COLUMNS, INDEXED, Item, hash_of, is_whole
 from lam.gallery.operations import Batch, Change, DeleteWhere, Operation, Patch
 from lam.gallery.refusal import Refusal, busy, full
@@ -149,14 +148,19 @@ class Transaction:
     def apply(self, operation: Operation) -> Change | Refusal:
         """Apply an operation; returns its effect or its refusal."""
         if isinstance(operation, str):
-            return self._delete(operation)
+            return self._delete_rows(self._writer.execute(_KEY_OF, (operation,)).fetchall())
         if isinstance(operation, Item):
             return self._put(operation)
         if isinstance(operation, Batch):
             return self._apply_batch(operation)
         try:
             if isinstance(operation, DeleteWhere):
-                return self._delete_where(operation.where)
+                query = f"SELECT key, sha256 FROM items WHERE {operation.where.sql.text}"
+                with limited_time(
+                    self._writer
+                ):  # the query alone: interrupting the deletion would undo the transaction
+                    rows = self._writer.execute(query, operation.where.sql.parameters).fetchall()
+                return self._delete_rows(rows)
             is_patch = isinstance(operation, Patch)
             row = self._writer.execute(BY_ID, (operation.id if is_patch else operation.item.id,)).fetchone()
             if row is not None:
@@ -205,15 +209,6 @@ class Transaction:
         added = self._writer.execute(_INSERT, (*item.row, sha256))
         self._update_ledger(1, sha256)
         return Change(removed, added.lastrowid, created=row is None, item=item)
-
-    def _delete(self, item_id: str) -> Change:
-        return self._delete_rows(self._writer.execute(_KEY_OF, (item_id,)).fetchall())
-
-    def _delete_where(self, where: Filter) -> Change:
-        query = f"SELECT key, sha256 FROM items WHERE {where.sql.text}"
-        with limited_time(self._writer):  # the query alone: interrupting the deletion would undo the transaction
-            rows = self._writer.execute(query, where.sql.parameters).fetchall()
-        return self._delete_rows(rows)
 
     def _delete_rows(self, rows: Sequence[tuple[int, bytes]]) -> Change:
         keys = tuple(key for key, _ in rows)

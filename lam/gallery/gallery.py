@@ -288,19 +288,16 @@ def nearest_by_label(
     depth, among = max(N_HITS, 4 * n_groups * size), None
     while True:
         hits = search(depth, among)
-        keys = hits.ids[0].tolist()
-        ranks = ranks or {key: rank for rank, key in enumerate(keys)}
+        (places,) = places_of(hits)
+        ranks = ranks or {place.key: rank for rank, place in enumerate(places)}
         groups = {label: group if len(group) == size else [] for label, group in groups.items()}
-        rows = zip(
-            keys, _labels_of(hits.ids[0].numpy(), items), hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=True
-        )
-        for key, label, score, kappa in rows:
+        for place, label in zip(places, _labels_of(hits.ids[0].numpy(), items), strict=True):
             if label >= 0 and (label in groups or len(groups) < n_groups):
                 group = groups.setdefault(label, [])
                 if len(group) < size:
-                    group.append(Place(key, score, kappa, ranks.get(key)))
+                    group.append(place._replace(rank=ranks.get(place.key)))
         full = [label for label, group in groups.items() if len(group) == size]
-        if len(keys) < depth or len(full) == n_groups:
+        if len(places) < depth or len(full) == n_groups:
             return list(groups.values())
         open_items = (items.labels >= 0) & ~np.isin(items.labels, full)
         if len(groups) == n_groups:

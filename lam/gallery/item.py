@@ -96,6 +96,11 @@ class Item:
         return text if isinstance(text, str) and self.thumbnail is None else None
 
     @property
+    def has_thumbnail(self) -> bool:
+        """Whether the item has a small picture."""
+        return self.thumbnail is not None
+
+    @property
     def is_fused(self) -> bool:
         """Whether the item has several images."""
         return self.images > 1
@@ -125,12 +130,6 @@ class ItemInfo:
     kappa: float
     sha256: bytes
     has_thumbnail: bool
-
-    @classmethod
-    def of(cls, item: Item) -> "ItemInfo":
-        """The information on an item."""
-        facts = (item.id, item.label, item.metadata, item.images, item.resultant, item.least_kappa, item.kappa)
-        return cls(*facts, item.sha256, item.thumbnail is not None)
 
 
 def hash_of(row: Sequence[Any]) -> bytes:
@@ -188,8 +187,6 @@ def metadata_json(metadata: object) -> str:
     """Metadata as JSON text for the store; invalid or too large metadata are refused with 422."""
     if not isinstance(metadata, dict):
         raise Refusal(422, "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
-    if not metadata:
-        return "{}"
     if _is_deeper(metadata, MAX_DEPTH):
         raise Refusal(422, f"metadata is nested more than {MAX_DEPTH} deep", allowed=f"at most {MAX_DEPTH} levels")
     try:
@@ -205,7 +202,6 @@ def metadata_json(metadata: object) -> str:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether objects and lists are nested more than `levels` deep."""
     if not isinstance(value, dict | list):
         return False
     return levels == 0 or any(

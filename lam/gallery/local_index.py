@@ -25,13 +25,8 @@ from lam.utils.extras import install_command
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
-Kind = Literal["flat", "hnsw"]
-"""`flat` searches exactly; `hnsw` searches along a graph, and may miss neighbours."""
-
-LEAST_RECALL = 0.95
-"""A lower recall at the start logs a warning."""
-
-_GRAPH = "HNSW32"
+Kind = Literal["flat", "hnsw"]  # `flat` searches exactly; `hnsw` searches along a graph, and may miss neighbours
+LEAST_RECALL = 0.95  # a lower recall at the start logs a warning
 _BLOCK = 10_000
 _LOG = logging.getLogger(__name__)
 
@@ -45,15 +40,21 @@ class LocalIndex:
         recall: recall against an exact search, measured at the start; None for exact searches or below two items.
     """
 
-    complaint: None = None
-    """Always None: the index can always be searched."""
+    complaint: None = None  # always None: the index can always be searched
 
     def __init__(self, cache: Path, store: ItemStore, dimension: int, factory: str) -> None:
         self._cache, self._store, self._lock = cache, store, threading.Lock()
         self.index = build_index(cache, store.items_by_key(), dimension, factory, source=store.path)
         if not cache.is_dir():
             self._save()
-        self.recall = None if self.index.factory == "Flat" else self._measure_recall()
+        self.recall: Recall | None = None if self.index.factory == "Flat" else self.index.measure_recall()
+        if self.recall is not None and self.recall.share < LEAST_RECALL:
+            _LOG.warning(
+                "%s; less than %s of the neighbours: serve with --index flat, or index the gallery again with a wider "
+                "graph, such as `lam index --factory HNSW64`, or with fewer cells",
+                self.recall,
+                percent(LEAST_RECALL),
+            )
 
     def __len__(self) -> int:
         return len(self.index)
@@ -79,17 +80,6 @@ class LocalIndex:
         """Write the cache, unless the index is flat, still holds removed vectors, or the folder was moved."""
         with self._lock:
             self._save()
-
-    def _measure_recall(self) -> Recall | None:
-        recall = self.index.measure_recall()
-        if recall is not None and recall.share < LEAST_RECALL:
-            _LOG.warning(
-                "%s; less than %s of the neighbours: serve with --index flat, or index the gallery again with a wider "
-                "graph, such as `lam index --factory HNSW64`, or with fewer cells",
-                recall,
-                percent(LEAST_RECALL),
-            )
-        return recall
 
     def _save(self) -> None:
         if self.index.factory == "Flat" or not self._store.is_in_place:  # the folder may be of another run now
@@ -119,7 +109,7 @@ def factory_of(kind: str | None, indexed: str) -> str:
         )
     if kind == "flat":
         return "Flat"
-    return indexed if indexed.startswith("HNSW") else _GRAPH
+    return indexed if indexed.startswith("HNSW") else "HNSW32"
 
 
 def build_index(

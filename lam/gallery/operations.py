@@ -143,17 +143,11 @@ def fuse(known: Item, image: Item) -> Item:
 
 def _refuse_another(known: Item, image: Item) -> None:
     if image.label not in ("", known.label):
-        raise Refusal(
-            409,
-            f"images of one item have one label: the item has {known.label!r}, this image {image.label!r}",
-            allowed="the same label or none; without fuse the image replaces the item",
-        )
+        what = f"images of one item have one label: the item has {known.label!r}, this image {image.label!r}"
+        raise Refusal(409, what, allowed="the same label or none; without fuse the image replaces the item")
     if _beside_text(image) not in ({}, _beside_text(known)):
-        raise Refusal(
-            409,
-            "images of one item have the same metadata: this image has other metadata",
-            allowed="the same metadata or none; without fuse the image replaces the item",
-        )
+        what = "images of one item have the same metadata: this image has other metadata"
+        raise Refusal(409, what, allowed="the same metadata or none; without fuse the image replaces the item")
 
 
 def _beside_text(item: Item) -> dict[str, Any]:

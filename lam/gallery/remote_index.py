@@ -22,12 +22,8 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.milvus_index import MOST_HITS, Address, MilvusIndex
 from lam.vmf.embeddings import Embeddings
 
-TIMEOUT = 5.0
-"""Longest wait for an answer of the server, in seconds."""
-
-PAUSE = 2.0
-"""Time between two attempts to reach a failed server, in seconds."""
-
+TIMEOUT = 5.0  # longest wait for an answer of the server, in seconds
+PAUSE = 2.0  # time between two attempts to reach a failed server, in seconds
 _BLOCK = 1000
 _LOG = logging.getLogger(__name__)
 
@@ -46,8 +42,7 @@ class RemoteIndex:
         ConnectionError: if the server does not answer at the first use; later, the circuit opens instead.
     """
 
-    recall: None = None
-    """Always None: recall is not measured."""
+    recall: None = None  # always None: recall is not measured
 
     def __init__(self, address: str, store: ItemStore, dimension: int, *, follows: bool = True) -> None:
         self._address, self._store, self._dimension, self._follows = address, store, dimension, follows

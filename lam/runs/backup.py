@@ -18,7 +18,7 @@ from lam.gallery.store import CACHE, FILE, ItemStore
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY, WATCH
 from lam.runs.live import FOLDER as LIVE
-from lam.utils.files import CorruptFileError, check_writable, sha256_of, sync_folder, write_record
+from lam.utils.files import CorruptFileError, check_output, sha256_of, sync_folder, write_record
 
 RECORD = "backup.json"
 """List of a new backup's files and hashes. The hash of the items is outdated once a service changes the items."""
@@ -64,9 +64,7 @@ def back_up(run: str | Path, folder: str | Path) -> Backup:
     source, folder = Run(run), Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists: give a new folder")
-    if not folder.parent.is_dir():
-        raise ValueError(f"there is no folder {folder.parent} to write {folder.name} to: make it first")
-    check_writable(folder.parent)
+    check_output(folder)
     if folder.resolve().is_relative_to(source.folder.resolve()):
         raise ValueError(f"{folder} lies in the run, and later backups would copy it: give a folder outside {run}")
     created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -77,7 +75,7 @@ def back_up(run: str | Path, folder: str | Path) -> Backup:
             for file in _fixed_files(source.folder):
                 (temporary / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source.folder / file, temporary / file)
-            items = _copy_items(source.gallery_folder / FILE, temporary / GALLERY / FILE)
+            items = _copy_items(source.folder / GALLERY / FILE, temporary / GALLERY / FILE)
             _check(Run(temporary))
             files = tuple(_synced(path, temporary) for path in sorted(temporary.rglob("*")) if path.is_file())
             record = {"created": created, "items": items, "files": [asdict(file) for file in files]}
@@ -99,11 +97,8 @@ def _check(run: Run) -> None:
 
 
 def _fixed_files(folder: Path) -> Iterator[Path]:
-    """Relative paths of a run's files, except items, caches, live queries, `watch/` and temporary files.
-
-    Folders may be links: a gallery may lie on another disk.
-    """
-    left_out = {Path(GALLERY) / CACHE, Path(LIVE), Path(WATCH)}
+    """Relative paths of a run's files, except items, caches, live queries, `watch/` and temporary files."""
+    left_out = {Path(GALLERY) / CACHE, Path(LIVE), Path(WATCH)}  # links are followed to galleries on other disks
     for path in sorted(Path(parent, file) for parent, _, files in os.walk(folder, followlinks=True) for file in files):
         name = path.relative_to(folder)
         is_left_out = left_out & {name, *name.parents} or name.match(f"{GALLERY}/{FILE}*") or name.match(".*.tmp")

@@ -93,22 +93,15 @@ class Run:
         return read_samples(self.folder)
 
     @property
-    def gallery_folder(self) -> Path:
-        """Folder of the gallery."""
-        return self.folder / GALLERY
-
-    @property
     def gallery(self) -> Snapshot:
         """The present items, even while another process writes; a missing or locked gallery raises a `ValueError`."""
-        return Snapshot.read(self.gallery_folder, self.encoder.dimension)
+        return Snapshot.read(self.folder / GALLERY, self.encoder.dimension)
 
-    def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:
-        """The gallery, locked for this process to search and change; see `lam.gallery.gallery.Gallery`."""
-        return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
-
-    def open_replica(self, *, index: str | None) -> Gallery:
-        """A read-only copy of a gallery that another process serves; see `lam.gallery.replica`."""
-        return Replica(self.gallery_folder, self.encoder.dimension, index=index)
+    def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None, replica: bool = False) -> Gallery:
+        """The gallery, locked for this process to search and change; or a read-only `Replica` of it."""
+        if replica:
+            return Replica(self.folder / GALLERY, self.encoder.dimension, index=index)
+        return Gallery(self.folder / GALLERY, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
 
     def columns(self, given: Columns | None = None) -> Columns | None:
         """Columns of a table of texts: `given`, or by default the columns of the run's own table."""

@@ -57,7 +57,7 @@ def index_images(
     encoder = opened.encoder
     require_faiss()
     Index(encoder.dimension, factory)  # rejects a wrong type before the images are read
-    with opened.lock(), open_store(opened.gallery_folder) as store:
+    with opened.lock(), open_store(opened.folder / GALLERY) as store:
         calibration = (
             load_calibration(opened.folder, key=opened.fingerprint) if skip_uncertain else calibration_of(opened)
         )

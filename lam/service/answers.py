@@ -12,7 +12,7 @@ import torch
 
 from lam.gallery.decide import PValues, decide
 from lam.gallery.gallery import Place
-from lam.gallery.item import ItemInfo
+from lam.gallery.item import Item, ItemInfo
 from lam.retrieval.decisions.abstention import Decision, SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
@@ -176,7 +176,7 @@ class Responder:
     def _calibration_of(self, part: Part | None) -> Calibration | None:
         return self.calibration if part is None else part.calibration
 
-    def about(self, info: ItemInfo) -> dict[str, Any]:
+    def about(self, info: Item | ItemInfo) -> dict[str, Any]:
         """The fields of an item that all answers share."""
         return {
             "id": info.id,

@@ -29,15 +29,16 @@ from lam.gallery.item import ID_RULE
 from lam.gallery.refusal import Refusal
 from lam.service import schema
 from lam.service.engine import Engine
-from lam.service.errors import FAILED, answer_to
 from lam.service.keys import GUARDED, OPEN_PATHS, right_for
 from lam.service.metrics import Metrics
 from lam.service.routes.items import add_items
 from lam.service.routes.searches import add_searches
 from lam.service.routes.state import add_state
+from lam.service.tracing import request_id
 
 PAGE = Path(__file__).parent / "page"
 PREFIX = "/runs/"
+FAILED = Refusal(500, "the service failed at this request; its log says why")
 _LOOK = 0.05  # seconds between checks whether a replaced run has answered its last request
 _PATIENCE = 30.0  # seconds for which a reload waits for the last answers of the replaced run
 _LOG = logging.getLogger(__name__)
@@ -230,6 +231,12 @@ async def _refuse_unknown_parameters(request: Request) -> None:
             raise Refusal(422, f"the query parameter {name!r} is given more than once", allowed="once")
 
 
+def answer_to(refusal: Refusal) -> JSONResponse:
+    """The answer to a refused request."""
+    body = {"error": refusal.error, "allowed": refusal.allowed, "request_id": request_id()}
+    return JSONResponse(body, refusal.status, headers=refusal.headers)
+
+
 def _answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
     """Answer every error of an application in JSON; `pages` are the paths of its static files."""
 
@@ -250,13 +257,18 @@ def _answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
 
     @app.exception_handler(HTTPException)
     async def _other(request: Request, error: HTTPException) -> JSONResponse:
-        methods = _methods(app, request, pages)
+        routes = [route for route in app.routes if isinstance(route, Route) and route.matches(request.scope)[0].value]
+        methods = sorted({method for route in routes for method in route.methods or ()})
+        methods = methods or (["GET", "HEAD"] if request.url.path in pages else [])
         if error.status_code == 405 and methods:
             allowed = ", ".join(methods)
             what = f"this path does not have the method {request.method[:_SHOWN]!r}"
             return answer_to(Refusal(405, what, allowed=allowed, headers={"Allow": allowed}))
         if error.status_code in (404, 405):
-            return answer_to(Refusal(404, "there is no such path", allowed=_paths_like(request.url.path)))
+            allowed = "the paths of /openapi.json"
+            is_item = request.url.path.startswith("/v1/items/")
+            more = {"paths": allowed, "an id": ID_RULE} if is_item else allowed
+            return answer_to(Refusal(404, "there is no such path", allowed=more))
         return answer_to(Refusal(error.status_code, str(error.detail).lower()))
 
 
@@ -266,15 +278,3 @@ def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:
     operation = operations["get" if request.method == "HEAD" else request.method.lower()]
     parameters = operation.get("parameters", ())
     return {each["name"]: each["schema"] for each in parameters if each["in"] in places}
-
-
-def _methods(app: FastAPI, request: Request, pages: frozenset[str]) -> list[str]:
-    routes = [route for route in app.routes if isinstance(route, Route) and route.matches(request.scope)[0].value]
-    methods = {method for route in routes for method in route.methods or ()}
-    return sorted(methods) or (["GET", "HEAD"] if request.url.path in pages else [])
-
-
-def _paths_like(path: str) -> Any:
-    if path.startswith("/v1/items/"):
-        return {"paths": "the paths of /openapi.json", "an id": ID_RULE}
-    return "the paths of /openapi.json"

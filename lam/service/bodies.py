@@ -19,9 +19,9 @@ from lam.gallery.item import metadata_json, normalize_label
 from lam.gallery.refusal import Refusal
 from lam.service import requests
 from lam.service.embedder import embedding_of, no_texts
-from lam.service.errors import results_of
 from lam.service.models import JSON
 from lam.service.queries import Query
+from lam.service.workers import results_of
 
 _OF_AN_IMAGE = ("image/jpg", "image/pjpeg", "image/x-png", "application/octet-stream")  # aliases of image/jpeg
 _UNIT_TOLERANCE = 1e-3
@@ -231,7 +231,6 @@ def _escaped_slashes(body: bytes) -> int:
 
 
 def _file(image: str, where: str) -> bytes:
-    """The file of an image in base64 or in a data URL."""
     if image[:5].lower() == "data:":
         head, _, image = image.partition(",")
         if not _DATA_URL.fullmatch(head):
@@ -243,7 +242,6 @@ def _file(image: str, where: str) -> bytes:
 
 
 def _vector(numbers: list[float] | str, where: str) -> np.ndarray:
-    """A vector in float64, from a list or from base64."""
     if isinstance(numbers, list):
         return np.array(numbers)
     try:

@@ -72,7 +72,7 @@ class OpenConnections:
     def drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:
         """Close the connection that has waited longest, of this client or with an unread answer; False without one."""
         for one in self._waiting:
-            if address in (None, one.address) and (one.keeps_answer or not reading):
+            if address in (None, one.address) and (one.awaited == "reading" or not reading):
                 one.transport.abort()
                 self.remove(one)
                 return True
@@ -80,7 +80,10 @@ class OpenConnections:
 
 
 class Connection(H11Protocol):
-    """A connection with deadlines for headers and for reading answers; above the cap, `refuse` answers its requests."""
+    """A connection with deadlines for headers and for reading answers; above the cap, `refuse` answers its requests.
+
+    `awaited` is "headers" or "reading" (of an answer) while the connection waits for its client, else None.
+    """
 
     def __init__(
         self, connections: OpenConnections, settings: ServiceSettings, refuse: ASGIApp, **options: Any
@@ -90,7 +93,7 @@ class Connection(H11Protocol):
         self.address = ""
         self._connections, self._refuse = connections, refuse
         self._seconds = {"headers": settings.header_seconds, "reading": settings.write_seconds}
-        self._awaited: str | None = None
+        self.awaited: str | None = None
         self._no_more_comes = False
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -104,7 +107,8 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         start = 0
         while start < len(data) and not self.transport.is_closing():
-            end = start + (_PIECE_OF_BODY if self._reads_body else _PIECE)
+            reads_body = self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body
+            end = start + (_PIECE_OF_BODY if reads_body else _PIECE)
             super().data_received(data[start:end])
             start = end
         self._follow()
@@ -116,17 +120,8 @@ class Connection(H11Protocol):
         return self._is_answering
 
     @property
-    def _reads_body(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body
-
-    @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
-
-    @property
-    def keeps_answer(self) -> bool:
-        """Whether the client leaves an answer unread."""
-        return self._awaited == "reading"
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -151,19 +146,19 @@ class Connection(H11Protocol):
     def _follow(self) -> None:
         """Set the present deadline; the deadline for reading an answer applies until the whole answer is sent."""
         between = self.cycle is None or self.cycle.response_complete
-        if self.flow.write_paused or (self._awaited == "reading" and not between):
+        if self.flow.write_paused or (self.awaited == "reading" and not between):
             self._await("reading")
         else:
             self._await("headers" if between else None)
-        waits = self._awaited is not None or self._no_more_comes or self.cycle.more_body
+        waits = self.awaited is not None or self._no_more_comes or self.cycle.more_body
         self._connections.note_activity(self, waits=waits)
 
     def _await(self, what: str | None) -> None:
-        if what == self._awaited:
+        if what == self.awaited:
             return
         if self._deadline is not None:
             self._deadline.cancel()
-        self._awaited = what
+        self.awaited = what
         self._deadline = None if what is None else self.loop.call_later(self._seconds[what], self.transport.abort)
 
 

@@ -27,9 +27,7 @@ FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 CONTENT_TYPES = tuple(FORMATS.values())
 _ALWAYS = 2 * MEBIBYTE  # bytes that decoding any image takes
 _LOG = logging.getLogger(__name__)
-
-Decoded = tuple[Tensor, dict[str, Any]]
-"""An input of the network, and fields of its `Query`: thumbnail, text, text_cut."""
+Decoded = tuple[Tensor, dict[str, Any]]  # an input of the network, and fields of its `Query`: thumbnail, text, text_cut
 
 
 class Embedder:

@@ -27,14 +27,13 @@ from lam.runs.live import LiveQueries
 from lam.service.answers import Responder
 from lam.service.bodies import JsonLimits
 from lam.service.embedder import Embedder
-from lam.service.errors import results_of
 from lam.service.gallery_search import GallerySearch, logging_failure
 from lam.service.models import FeedbackResponse, SearchResponse
 from lam.service.queries import Query, Search
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import stage
 from lam.service.watch import Watch
-from lam.service.workers import Worker, require_room
+from lam.service.workers import Worker, require_room, results_of
 
 Job = TypeVar("Job")
 Value = TypeVar("Value")
@@ -85,9 +84,9 @@ class Engine:
         _ = self.run.fingerprint, self.run.gallery_kind  # read now for `GET /v1/model`: later the folder may be gone
         responder = self._responder()
         live = None if settings.keep_queries is None else LiveQueries(self.run, settings.keep_queries)
-        open_gallery = self.run.open_replica if replica else partial(self.run.open_gallery, drop_corrupt=drop_corrupt)
         with ExitStack() as opened:  # after an error, a service that keeps its old run can open this one later
-            self.gallery = opened.enter_context(closing(open_gallery(index=index)))
+            gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index, replica=replica)
+            self.gallery = opened.enter_context(closing(gallery))
             self.watch = Watch(None if replica else self.run.folder / WATCH, responder.calibration)
             opened.enter_context(closing(self.watch))
             self.searches = GallerySearch(
@@ -108,7 +107,7 @@ class Engine:
             self._opened = opened.pop_all()
 
     def _start(self, threads: int | None) -> None:
-        """Start the workers. OpenMP keeps the number of threads for each calling thread, so each worker sets it."""
+        """Start the workers, in the order of a request. Each sets OpenMP's number of threads for its own thread."""
         settings, queue = self.settings, self.settings.queue
         one, several, searching = None, None, None
         if threads:
@@ -125,6 +124,8 @@ class Engine:
         self.writer = Worker("store", self.gallery.write, queue=queue, batch=8 * size)
         self.watcher: Worker[Callable[[], Any], Any] = Worker("feedback", results_of, queue=queue, begin=one)
         self._backups = Worker("backup", self._back_up, queue=1)
+        before_search = (self.lister, self.reader, self.decoder, self.network, self.filterer)
+        self.workers: tuple[Worker[Any, Any], ...] = (*before_search, self.searcher, self.writer, self.watcher)
 
     def _warm_up(self) -> None:
         """Embed and search blank inputs, to load everything and to measure the time of a batch."""
@@ -157,12 +158,6 @@ class Engine:
     def _write_watch(self) -> None:
         with suppress(Refusal):
             self.watcher.submit(self.watch.write)
-
-    @property
-    def workers(self) -> tuple[Worker[Any, Any], ...]:
-        """The workers, in the order of a request."""
-        before_search = (self.lister, self.reader, self.decoder, self.network, self.filterer)
-        return *before_search, self.searcher, self.writer, self.watcher
 
     @property
     def complaints(self) -> list[str]:

@@ -18,10 +18,10 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.scores import N_HITS
 from lam.runs.live import LiveQueries
 from lam.service.answers import Responder, Verdict
-from lam.service.errors import results_of
 from lam.service.models import SearchResponse
 from lam.service.queries import Part, Query, Search
 from lam.service.watch import Watch
+from lam.service.workers import results_of
 from lam.vmf.embeddings import Embeddings
 
 _KEPT_PARTS = 16

@@ -20,23 +20,15 @@ OPEN_PATHS = ("/v1/health", "/v1/ready")
 _LOG = logging.getLogger(__name__)
 _MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_ROUTES: tuple[tuple[tuple[str, ...], str, Right], ...] = (
-    (("POST",), "/v1/backup", "admin"),
-    (("POST",), "/v1/reload", "admin"),
-    (("POST",), "/v1/search", "read"),
-    (("POST",), "/v1/embed", "read"),
-    (("POST",), "/v1/verify", "read"),
-    (("GET", "HEAD"), "/", "read"),
-)
-"""Methods, beginning of a path, and right; the first entry that fits counts. All other requests need `write`."""
+_OF_ADMIN, _READING = ("/v1/backup", "/v1/reload"), ("/v1/search", "/v1/embed", "/v1/verify")  # beginnings of POSTs
 
 
 def right_for(method: str, path: str) -> Right:
     """The right that a request needs."""
-    for methods, start, right in _ROUTES:
-        if method in methods and path.startswith(start):
-            return right
-    return "write"
+    if method == "POST" and path.startswith(_OF_ADMIN):
+        return "admin"
+    is_read = method in ("GET", "HEAD") or (method == "POST" and path.startswith(_READING))
+    return "read" if is_read else "write"
 
 
 class Keys:

@@ -19,8 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
-from lam.service.app import PREFIX, Site, Sites
-from lam.service.errors import FAILED, answer_to
+from lam.service.app import FAILED, PREFIX, Site, Sites, answer_to
 from lam.service.keys import GUARDED, OPEN_PATHS, RIGHTS, Keys, right_for
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import HEADER, RequestLog, Spans, Trace, traced
@@ -36,7 +35,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_EXPOSED = f"{HEADER}, Retry-After, ETag"
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE",
     "Access-Control-Allow-Headers": f"Authorization, Content-Type, If-None-Match, X-API-Key, {HEADER}",
@@ -75,12 +73,8 @@ class Limits:
         self._keys, self._log, self._spans = keys, log, spans
         self._held = 0
         self._joining = asyncio.Lock()
-        self._make_room: Callable[[], object] = lambda: None
+        self.make_room: Callable[[], object] = lambda: None  # called when memory is full
         self._second, self._cheap = 0, Counter[object]()
-
-    def on_full_memory(self, give_up: Callable[[], object]) -> None:
-        """Set the function to call when memory is full; it drops a client that does not read its answer."""
-        self._make_room = give_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -230,7 +224,7 @@ class Limits:
     def _hold(self, size: int) -> None:
         self._held += size
         if size > 0 and self._held > self._settings.max_held:
-            self._make_room()
+            self.make_room()
 
     def _limit(self, site: Site, scope: Scope, headers: Mapping[bytes, bytes]) -> int:
         """Maximum bytes of the body. If JSON may hold images, `lam.service.bodies` limits the other bytes."""
@@ -315,7 +309,6 @@ class _Sender:
         await self({"type": "http.response.body", "body": bytes(answer.body), "more_body": True})
 
     async def end(self) -> None:
-        """End an answer."""
         if not self.ended:
             await self({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -331,14 +324,10 @@ def _in_origin_form(scope: Scope) -> Scope:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that returns a body already read."""
-    first = True
+    read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        nonlocal first
-        if first:
-            first = False
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
+        return read.pop() if read else await receive()
 
     return replay
 
@@ -356,5 +345,5 @@ def _cors_headers(origins: Iterable[str], headers: Mapping[bytes, bytes]) -> dic
     if not origins:
         return {}
     origin = headers.get(b"origin", b"").decode("latin1")
-    allowed = {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED}
+    allowed = {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": f"{HEADER}, Retry-After, ETag"}
     return {"Vary": "Origin", **(allowed if origin in origins else {})}

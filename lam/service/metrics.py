@@ -73,7 +73,6 @@ class Metrics(Collector):
 
 
 def _gauges(name: str, help: str, label: str, values: Mapping[str, float | int]) -> GaugeMetricFamily:
-    """A gauge for each value of a label."""
     family = GaugeMetricFamily(name, help, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)

@@ -116,7 +116,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, served: Served
 def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnections) -> uvicorn.Server:
     """A server with limits on its connections."""
     connection: Any = partial(Connection, connections, settings, app.refuse_connection)
-    app.on_full_memory(partial(connections.drop_waiting, reading=True))
+    app.make_room = partial(connections.drop_waiting, reading=True)
     config = uvicorn.Config(
         app,
         http=connection,

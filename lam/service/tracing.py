@@ -17,7 +17,6 @@ from typing import Any
 
 HEADER = "X-Request-ID"
 _CARRIED = (b"traceparent", b"tracestate")
-STDERR = "-"
 _MOST = 10_000  # lines in memory while the disk is slow
 _LOG = logging.getLogger(__name__)
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -124,7 +123,7 @@ class RequestLog:
 
     def __init__(self, target: str | Path | None, slow: float | None = None) -> None:
         self._slow, self._all = slow, target is not None
-        self._file = None if target in (None, STDERR) else Path(target)
+        self._file = None if target in (None, "-") else Path(target)
         self._lines: deque[str] = deque()
         self._changed, self._closing, self._dropped = threading.Condition(), False, 0
         if self._file is not None:

@@ -31,9 +31,7 @@ from lam.retrieval.decisions.promise import Promise, Reading, State
 from lam.utils.files import CorruptFileError, check_format
 
 FILE = "promise.sqlite"
-DAYS = 30
-"""Greatest age of an answer that feedback may judge."""
-
+DAYS = 30  # greatest age of an answer that feedback may judge
 _FORMAT = 1
 _SCHEMA = f"""
 CREATE TABLE promise (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB, key BLOB, tests BLOB, sha256 BLOB);

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -166,6 +166,17 @@ class Worker(Generic[Job, Result]):
             if len(jobs) == 1:
                 return [error]
             return [result for job in jobs for result in self._results([job])]
+
+
+def results_of(jobs: Iterable[Callable[[], Result]]) -> list[Result | Exception]:
+    """The result of each job, or its exception."""
+    results: list[Result | Exception] = []
+    for job in jobs:
+        try:
+            results.append(job())
+        except Exception as error:
+            results.append(error)
+    return results
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:

@@ -292,7 +292,8 @@ def test_a_watch_in_memory_writes_nothing(engine: Engine) -> None:
 
 
 def test_a_replica_watches_its_own_queries(served_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Run, "open_replica", lambda run, *, index: run.open_gallery(index=index))
+    open_gallery = Run.open_gallery
+    monkeypatch.setattr(Run, "open_gallery", lambda run, *, index, **_: open_gallery(run, index=index))
     with opened(served_run, SMALL, replica=True) as (client, engine):
         assert feedback(client, match(engine, "oak"), label="").status_code == 200
         assert readings(client)["far"]["n"] == 1

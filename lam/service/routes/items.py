@@ -20,9 +20,9 @@ from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
 from lam.service.embedder import CONTENT_TYPES, embedding_of
 from lam.service.engine import Engine
-from lam.service.errors import results_of
 from lam.service.models import JSON
 from lam.service.schema import Where, WithVector, json_response, part_answer, part_of, picture, read_json, responses_of
+from lam.service.workers import results_of
 
 _PAGE_SIZE = 100
 _CHARACTERS = 20  # of one vector component in JSON
@@ -140,7 +140,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         """Look an item up."""
         item = await stored(id)
         vector = answers.numbers_of(item.vector) if with_vector else None
-        return json_response(models.ItemResponse(**_fields_of(ItemInfo.of(item), engine.responder), vector=vector))
+        return json_response(models.ItemResponse(**_fields_of(item, engine.responder), vector=vector))
 
     @app.delete("/v1/items/{id:item}", responses=responses_of(models.DeleteResponse))
     async def delete_item(id: str) -> Response:
@@ -158,7 +158,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         change = await engine.write(Patch(check_id(id), label, metadata))
         if change.item is None:
             raise _no_item()
-        return json_response(models.ItemResponse(**_fields_of(ItemInfo.of(change.item), engine.responder)))
+        return json_response(models.ItemResponse(**_fields_of(change.item, engine.responder)))
 
     async def stored(item_id: str) -> Item:
         engine.admit(engine.reader)
@@ -254,7 +254,7 @@ def _refuse_bad(parts: Sequence[object]) -> None:
 def _enrolled(engine: Engine, query: queries.Query, change: Change) -> models.EnrolResponse:
     assert change.item is not None
     return models.EnrolResponse(
-        **_fields_of(ItemInfo.of(change.item), engine.responder),
+        **_fields_of(change.item, engine.responder),
         created=change.created,
         kappa_capped=query.capped,
         text_cut=query.text_cut,
@@ -285,7 +285,7 @@ def _matching(engine: Engine, filter: str) -> tuple[Filter, Matching]:
     return where, engine.gallery.matching(where)
 
 
-def _fields_of(info: ItemInfo, responder: Responder) -> dict[str, Any]:
+def _fields_of(info: Item | ItemInfo, responder: Responder) -> dict[str, Any]:
     return {**responder.about(info), "kappa": info.kappa, "sha256": info.sha256.hex()}
 
 

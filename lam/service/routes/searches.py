@@ -18,7 +18,6 @@ from lam.service.metrics import Metrics
 from lam.service.models import JSON
 from lam.service.schema import responses_of
 
-_EMBEDDING = b'"embedding"'
 _GROUP_SIZE = 3  # Qdrant's default
 Share = Annotated[float, Query(ge=0, le=1)]
 Threshold = Annotated[float, Query(ge=-1, le=1, description="hits of a lower cosine are left out")]
@@ -48,7 +47,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         size = _group_size(engine, k, group_by, group_size)
         part = await part_searched(filter, min_probability)
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
-        if kind == JSON and takes_images and len(body) <= limits.max_json and _EMBEDDING in body:
+        if kind == JSON and takes_images and len(body) <= limits.max_json and b'"embedding"' in body:
             engine.admit(engine.searcher)
             query: queries.Query | Callable[[], queries.Query] = partial(embedding_query_of, body, limits)
         else:

@@ -14,13 +14,10 @@ from lam.service.hangups import block_hangups
 from lam.utils.notes import Note
 
 __all__ = ["main"]
-
-CONFIGURED = (*RUNS, "experiment")
-"""The commands that take settings as options, such as `--training.epochs=5`."""
+CONFIGURED = (*RUNS, "experiment")  # the commands that take settings as options, such as `--training.epochs=5`
 SEVERAL = {"index": "folder", "search": "image", "compare": "runs", "serve": "runs"}
 """The positional arguments that may be repeated, by command."""
-FLAGS = ("--quiet", "--help", "--allow-missing", "--skip-damaged", "--paper", "--print")
-"""The options without a value."""
+FLAGS = ("--quiet", "--help", "--allow-missing", "--skip-damaged", "--paper", "--print")  # the options without a value
 STOPPED, READER_GONE = 130, 141  # the shell's exit statuses for SIGINT and SIGPIPE
 
 

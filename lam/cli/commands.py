@@ -13,8 +13,7 @@ from lam.utils import distributed
 from lam.utils.extras import install_command
 
 Record = TypeVar("Record")
-DEMOS = {"digits": "digits", "text": "docstrings", "images": "spots"}
-"""The data set of each demo."""
+DEMOS = {"digits": "digits", "text": "docstrings", "images": "spots"}  # the data set of each demo
 _SHOWN = 20  # items listed one by one
 _DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # with the paper's 3, drawn digits are recognised less well
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # the demo's 289 held-out digits are enough for these

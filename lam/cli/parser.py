@@ -6,9 +6,7 @@ from typing import Any
 from lam import __version__
 from lam.cli import commands
 
-RUNS = ("run", "demo", "sweep")
-"""The commands that run a configuration."""
-
+RUNS = ("run", "demo", "sweep")  # the commands that run a configuration
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam
   lam demo text                                the same on sentences that ship with Python

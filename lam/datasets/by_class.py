@@ -145,7 +145,6 @@ def _car_annotations(source: Source, root: str | Path | None) -> Annotations:
 
 
 def _rows(path: Path, field: str, n_classes: int) -> Iterator[tuple[str, int]]:
-    """Name and label of each photograph."""
     (annotations,) = read_mat(path, "annotations")
     annotations = np.atleast_1d(annotations)
     fields = annotations.dtype.names or ()

@@ -37,7 +37,6 @@ _SYSTEM = frozenset(
 )
 """Lower-case names of files and folders that file managers, network drives and archives create."""
 _OF_SYSTEM = "are of the system"  # a reason for leaving files out
-_NO_IMAGE = "do not have the suffix of an image"
 
 _COCO_LISTS = ("images", "annotations", "categories")
 
@@ -149,10 +148,9 @@ def image_files(folder: Path) -> list[Path]:
 
 def _resolved(root: str | Path) -> Path:
     root = Path(root).expanduser()
-    if root.is_file():
-        raise MissingDataError(f"{root} is a file; give a folder of images, with a sub-folder for each class")
     if not root.is_dir():
-        raise MissingDataError(f"there is no folder {root}; give a folder with a sub-folder for each class")
+        what = f"{root} is a file" if root.is_file() else f"there is no folder {root}"
+        raise MissingDataError(f"{what}; give a folder of images, with a sub-folder for each class")
     return _unwrapped(root.resolve())
 
 
@@ -222,14 +220,10 @@ def _as_utf8(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
-    """All images below a folder, sorted; other visible files are added to `left_out`, by reason."""
-    return _images_among(sorted(folder.rglob("*")), folder, left_out)
-
-
-def _images_among(paths: Iterable[Path], folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
+def _image_files(folder: Path, left_out: dict[str, list[Path]], paths: Iterable[Path] | None = None) -> list[Path]:
+    """The images among `paths`, by default all below a folder; others are added to `left_out`, by reason."""
     images: list[Path] = []
-    for path in paths:
+    for path in sorted(folder.rglob("*")) if paths is None else paths:
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             if _is_image(path):  # not a hidden file, so it lies in a hidden folder
                 left_out["lie in hidden folders"].append(path)
@@ -242,7 +236,7 @@ def _images_among(paths: Iterable[Path], folder: Path, left_out: dict[str, list[
         elif _is_image(path):
             images.append(path)
         elif path.is_file():
-            left_out[_NO_IMAGE].append(path)
+            left_out["do not have the suffix of an image"].append(path)
     return images
 
 
@@ -261,7 +255,7 @@ def _warn_beside(folder: Path, reason: str, left_out: dict[str, list[Path]]) -> 
     beside = list(folder.iterdir())
     rest = {path for path in beside if path.is_dir()} - {*_folders(folder)}  # hidden, or of the system
     beside += [file for path in rest for file in path.rglob("*")]
-    strays = _images_among([path for path in sorted(beside) if not path.is_dir()], folder, left_out)
+    strays = _image_files(folder, left_out, [path for path in sorted(beside) if not path.is_dir()])
     _warn_left_out(folder, {reason: strays} | left_out)
 
 

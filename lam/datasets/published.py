@@ -19,9 +19,7 @@ from lam.datasets.splits import fraction_of
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import check_distributions, first_of
 
-SIZE = 227
-"""Default side of photographs in pixels, as in Warburg et al. (2023)."""
-
+SIZE = 227  # default side of photographs in pixels, as in Warburg et al. (2023)
 CIFAR10H = "cifar10h-probs.npy"
 
 

@@ -144,7 +144,6 @@ def _read_pair(paths: list[Path]) -> tuple[UInt8[Tensor, "N 1 28 28"], Int64[Ten
 
 
 def _check_digits(path: Path, labels: Tensor) -> None:
-    """Require labels from 0 to 9."""
     if labels.max() > 9:
         raise ValueError(f"{path} must hold labels from 0 to 9, got {labels.max()}; get it again")
 

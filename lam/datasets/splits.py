@@ -23,9 +23,7 @@ PARTS = {
 """Allowed names of the folder or file of each split."""
 
 _LEAST_TRAINED_ON = 5  # least number of training items for a run
-
-SHARE, LEAST_CLASSES = 0.1, 20
-"""The default share of held-out classes, and the least number of classes for it."""
+SHARE, LEAST_CLASSES = 0.1, 20  # the default share of held-out classes, and the least number of classes for it
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,6 @@ def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
 
 
 def _share_matched(dataset: Dataset) -> float:
-    """Share of items that have their label in common with another item."""
     counts = dataset.labels.unique(return_counts=True)[1]
     return float(counts[counts > 1].sum()) / len(dataset)
 

@@ -6,7 +6,7 @@ and parquet may be gzipped. See `Table.read` for the content of a file.
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,7 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     rows = {part: queries for part, (queries, _, _) in files.items()}
     rows = _by_split(rows["train"], root) if list(rows) == ["train"] else rows
     answers = _distinct([row for _, gallery, _ in files.values() for row in gallery], root)
-    classes = _classes(row for queries in rows.values() for row in queries)
+    classes = sorted({row.key for queries in rows.values() for row in queries})
     note_like_names(classes, root)
     style: dict[str, Any] = {"classes": classes, "preprocessing": TextPreprocessing(options.max_bytes)}
     parts = {part: _texts(queries, **style) for part, queries in rows.items()}
@@ -224,7 +224,8 @@ def read(
     path, columns = _existing(Path(root).expanduser()), columns or Columns()
     queries, answers, _ = _read(path, columns, labelled=labelled, answered=answered, skip_empty=skip_empty)
     answers = _distinct(answers, root)
-    style: dict[str, Any] = {"classes": _classes([*queries, *answers]), "preprocessing": preprocessing, "name": name}
+    classes = sorted({row.key for row in (*queries, *answers)})
+    style: dict[str, Any] = {"classes": classes, "preprocessing": preprocessing, "name": name}
     texts = _texts(queries, **style)
     return _with_gallery(texts, _texts(answers, **style)) if answers else texts
 
@@ -363,10 +364,6 @@ def _distinct(rows: Sequence[_Row], source: object) -> list[_Row]:
     return list(first.values())[::-1]
 
 
-def _classes(rows: Iterable[_Row]) -> list[str]:
-    return sorted({row.key for row in rows})
-
-
 def _texts(rows: Sequence[_Row], classes: Sequence[str], name: str = "texts", **options: Any) -> Texts:
     return Texts(
         [row.text for row in rows],
@@ -380,7 +377,6 @@ def _texts(rows: Sequence[_Row], classes: Sequence[str], name: str = "texts", **
 
 
 def _with_gallery(queries: Texts, gallery: Texts) -> Texts:
-    """Texts as queries, with other texts as their gallery."""
     texts = queries.joined(gallery)
     texts.is_query = torch.arange(len(texts)) < len(queries)
     return texts

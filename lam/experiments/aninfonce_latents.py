@@ -164,7 +164,6 @@ class AnInfoNCELatents(Experiment):
     def _learn(
         self, name: LossOfLatents, observe: nn.Module, record: Callable[..., None], progress: Progress
     ) -> tuple[dict[str, str | float | None], nn.Module]:
-        """The row of a loss, and its encoder."""
         D, generator = self.dimension, self.generator("encoder")
         n_inputs = observe(torch.zeros(1, D, device=generator.device)).shape[1]
         encoder = layers([n_inputs, *[self.width] * 3, D], generator)
@@ -237,7 +236,6 @@ class AnInfoNCELatents(Experiment):
 
     @torch.no_grad()
     def _knn(self, encoder: nn.Module, splits: Splits) -> float:
-        """Accuracy of neighbours on test images, by the encoder's outputs."""
         device = self.generator("test").device
         pixels = (pixels_of(part).flatten(1).to(device) for part in (splits.train, splits.test))
         known, test = (self._outputs(encoder, inputs).cpu() for inputs in pixels)

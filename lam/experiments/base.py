@@ -11,8 +11,7 @@ from lam.training.settings import Accelerator, resolve_accelerator
 from lam.utils.checks import check_choice
 from lam.utils.random import derive_seed
 
-SECONDS = "seconds"
-"""Column with the processor time of a row; the time differs between runs with the same seed."""
+SECONDS = "seconds"  # column with the processor time of a row; the time differs between runs with the same seed
 Row = Mapping[str, str | float | None]
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 Progress = Callable[[str, int, int], None]

@@ -109,7 +109,6 @@ def _with_all_columns(rows: Sequence[Row]) -> list[Row]:
 
 
 def _cell(value: Any) -> str | float | None:
-    """A value of a setting as a cell: a number, or text."""
     return value if value is None or isinstance(value, str) else float(value) if _are_numbers([value]) else str(value)
 
 

@@ -118,7 +118,6 @@ class VarConAccuracy(ImageExperiment):
         return VarCon(self.temperature, self.epsilon, learn=self.epsilon is None, margin=0.7)
 
     def _map(self, mean: Tensor, images: Dataset) -> Plot:
-        """t-SNE of embeddings in the plane, with a cloud for each class."""
         from sklearn.manifold import TSNE
 
         perplexity = min(_PERPLEXITY, len(mean) / 4)
@@ -129,7 +128,6 @@ class VarConAccuracy(ImageExperiment):
         return Plot("", "", dict(sorted(clouds.items())))
 
     def _few(self, images: Dataset, number: int) -> Dataset:
-        """A random subset with `number` images of each class."""
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))
         labels = images.labels[order]
         return images.subset(torch.cat([order[labels == label][:number] for label in labels.unique()]))

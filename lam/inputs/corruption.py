@@ -22,9 +22,7 @@ from lam.utils.checks import check_choice
 STRENGTHS: dict[str, tuple[float, ...]] = {}
 """lam's kinds, with their strengths at severities 1 to 5; the function of a kind explains the strengths."""
 
-PUBLISHED_STRENGTHS: dict[str, tuple[Any, ...]] = {}
-"""Published kinds, with their strengths at severities 1 to 5."""
-
+PUBLISHED_STRENGTHS: dict[str, tuple[Any, ...]] = {}  # published kinds, with their strengths at severities 1 to 5
 Corruption = Callable[[Tensor, Any, torch.Generator], Tensor]
 _CORRUPTIONS: dict[str, Corruption] = {}
 _COLOURED = "saturate"

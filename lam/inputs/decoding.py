@@ -25,7 +25,6 @@ _DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel in cameras and scanners
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 GREY_MODES = ("1", "L", "LA", "La", "F", *DEEP_MODES)
 _STRIP = 2**17  # pixels
-_ORIENTATION = ExifTags.Base.Orientation
 _TELLING_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -74,7 +73,6 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
 
 
 def _formats(path: str | Path) -> tuple[str, ...]:
-    """Formats to try: only HEIC if the file starts like HEIC."""
     with Path(path).open("rb") as file:
         head = file.read(12)
     if head[4:8] != b"ftyp" or head[8:] not in _HEIC_BRANDS:
@@ -133,7 +131,7 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
     """
     factor = reduction(image, least)
     image.load()
-    orientation = image.getexif().get(_ORIENTATION, 1)
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     if factor > 1:
         image = to_mode(image, "L" if image.mode in GREY_MODES else "RGB", factor)
     if (turn := _UPRIGHT.get(orientation)) is None:

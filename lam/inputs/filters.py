@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-PUBLISHED_SIDE = 32
-"""Side, in pixels, of the images for which published corruptions are defined."""
+PUBLISHED_SIDE = 32  # side, in pixels, of the images for which published corruptions are defined
 
 
 def pixel(images: Tensor) -> float:

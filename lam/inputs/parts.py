@@ -138,14 +138,12 @@ def _check_gif(file: _Bytes) -> None:
     flags = file[10:11]
     blocks, at = 0, 13 + (3 * 2 ** ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0)  # after the palette
     while file[at : at + 1] == b"\x21":  # an extension; the decoder stops at the first image
-        at += 2
-        while size := int.from_bytes(file[at : at + 1], "big"):
+        at, size = at + 2, 1
+        while size:  # an empty block ends the extension
+            size = int.from_bytes(file[at : at + 1], "big")
             at += 1 + size
             blocks += 1
             _limit(blocks, MOST_PARTS, "blocks of metadata")
-        at += 1
-        blocks += 1
-        _limit(blocks, MOST_PARTS, "blocks of metadata")
 
 
 def _check_bmp(file: _Bytes) -> None:

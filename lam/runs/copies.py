@@ -23,22 +23,12 @@ from lam.runs.config import Duplicates
 from lam.utils.blocks import row_blocks
 from lam.utils.files import read_csv, sha256_of, write_csv
 
-COPIES = "copies.csv"
-"""File in a run's folder that lists copies."""
-
-_PARTS = ("test", "validation", "train", "strangers")
-"""Splits in order of priority: among copies, the item in the earliest split is the original, and is kept."""
-
-OOD_SET = "OOD set "
-"""Beginning of an OOD set's name among the parts of a run's data."""
-
+COPIES = "copies.csv"  # file in a run's folder that lists copies
+_PARTS = ("test", "validation", "train", "strangers")  # among copies, the item in the earliest split is the original
+OOD_SET = "OOD set "  # beginning of an OOD set's name among the parts of a run's data
 _HASH_SIDE = 16
-_NEAR = 24
-"""Greatest number of bits, of 256, in which hashes of near copies differ."""
-
-_LEAST_SIDE = 32
-"""Least length of an image's side, in pixels; perceptual hashes confuse smaller images."""
-
+_NEAR = 24  # greatest number of bits, of 256, in which hashes of near copies differ
+_LEAST_SIDE = 32  # least length of an image's side, in pixels; perceptual hashes confuse smaller images
 _MOST_COMPARED = 100_000
 """Largest number of images that are compared for near copies; the comparison takes half a minute on one core."""
 
@@ -97,7 +87,10 @@ def without_copies(splits: Splits, ood: Mapping[str, Dataset]) -> tuple[Splits, 
             dropped.setdefault(item.part, set()).add(item.row)
 
     def kept(name: str, part: Dataset) -> Dataset:
-        return _without_rows(name, part, dropped[name]) if name in dropped else part
+        rows = [row for row in range(len(part)) if row not in dropped.get(name, ())]
+        if not rows:
+            raise ValueError(f"--data.duplicates=drop leaves nothing of the part '{name}': all its items are copies")
+        return part.subset(torch.tensor(rows)) if name in dropped else part
 
     known = {name: kept(name, part) for name, part in splits.parts().items()}
     outside = {name: kept(OOD_SET + name, part) for name, part in ood.items()}
@@ -185,13 +178,6 @@ def _item(name: str, part: Dataset, row: int) -> Item:
     label = "" if part.targets.ndim > 1 else part.classes[int(part.labels[row])]
     path = str(part.files[row]) if part.files else part.preview(row).path
     return Item(name, row, path, label)
-
-
-def _without_rows(name: str, part: Dataset, rows: set[int]) -> Dataset:
-    kept = [row for row in range(len(part)) if row not in rows]
-    if not kept:
-        raise ValueError(f"--data.duplicates=drop leaves nothing of the part '{name}': all its items are copies")
-    return part.subset(torch.tensor(kept))
 
 
 def _as_copies(groups: Iterable[Sequence[Item]]) -> list[Copy]:

@@ -5,7 +5,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from lam.utils import files
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 DAMAGED = "damaged.csv"
-WATCH = "watch"
-"""Folder with the tests of a service's promised rates, and the ids of judged answers."""
+WATCH = "watch"  # folder with the tests of a service's promised rates, and the ids of judged answers
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
@@ -77,7 +76,10 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give another --output")
     if path.is_file():
-        previous = _with_defaults(files.read_yaml(path))
+        previous = files.read_yaml(path)
+        if isinstance(previous, Mapping):
+            with suppress(ValueError):  # it may be no configuration
+                previous = RunConfig.parsed(previous).resolved()
         differences = sorted(_differences(_without_roots(previous), _without_roots(settings)))
         if differences:
             more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
@@ -168,14 +170,6 @@ def _summary(items: Dataset) -> dict[str, Any]:
     if items.soft_labels is not None:
         summary["soft_labels"] = hashlib.sha256(repr(items.soft_labels.tolist()).encode()).hexdigest()
     return summary
-
-
-def _with_defaults(settings: Any) -> Any:
-    """Settings with all defaults; unchanged if they are not a configuration."""
-    try:
-        return RunConfig.parsed(settings).resolved() if isinstance(settings, Mapping) else settings
-    except ValueError:
-        return settings
 
 
 def _without_roots(settings: Any) -> Any:

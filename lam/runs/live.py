@@ -16,8 +16,7 @@ from lam.vmf.embeddings import Embeddings
 
 FOLDER = "live"
 FORMAT = FolderFormat(1, "live.json", ("queries.safetensors",))
-EVERY = 100
-"""Number of queries between two writes of the sample."""
+EVERY = 100  # number of queries between two writes of the sample
 
 
 class LiveQueries:

@@ -16,9 +16,7 @@ from lam.inputs.decoding import media_type
 from lam.utils.files import MANIFEST, read_json, verify, write_atomically, write_json
 
 FOLDER = "samples"
-COUNT = 3
-"""Largest number of known samples; one stranger follows them."""
-
+COUNT = 3  # largest number of known samples; one stranger follows them
 _SIDE = 512  # pixels of an image's longer side
 _LIST = f"{FOLDER}/samples.json"
 

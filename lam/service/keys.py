@@ -20,7 +20,8 @@ OPEN_PATHS = ("/v1/health", "/v1/ready")
 _LOG = logging.getLogger(__name__)
 _MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_OF_ADMIN, _READING = ("/v1/backup", "/v1/reload"), ("/v1/search", "/v1/embed", "/v1/verify")  # beginnings of POSTs
+_OF_ADMIN = ("/v1/backup", "/v1/reload")  # a POST to a path that begins so needs `admin`
+_READING = ("/v1/search", "/v1/embed", "/v1/verify")  # a POST to a path that begins so needs `read`
 
 
 def right_for(method: str, path: str) -> Right:

@@ -234,7 +234,6 @@ class _Indices(Dataset[Any]):
 
 
 def _own(batches: Iterable[T]) -> Iterator[T]:
-    """The first batch of all, and then this process's batches."""
     return (batch for i, batch in enumerate(batches) if i == 0 or i % world_size() == rank())
 
 

@@ -282,7 +282,6 @@ def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 by file name, from a folder's manifest."""
     if not (folder / MANIFEST).is_file():
         raise CorruptFileError(
             f"{folder / MANIFEST} is missing: writing the folder was interrupted, or lam did not write it"

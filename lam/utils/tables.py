@@ -136,7 +136,8 @@ class Table:
         if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
             kind = "an object in each line" if unit == "line" else "a list of objects"
             raise ValueError(f'{path} must hold {kind}, such as [{{"text": "...", "label": "..."}}]')
-        if are_tasks(rows):
+        parts = [(row.get("data"), row.get("annotations")) for row in rows.values()]
+        if rows and all(isinstance(data, dict) and isinstance(annotations, list) for data, annotations in parts):
             rows = rows_of_tasks(path, rows)
         names = dict.fromkeys(str(name) for row in rows.values() for name in row)
         columns = {name: [_cell(row.get(name)) for row in rows.values()] for name in names}
@@ -281,7 +282,6 @@ def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Within the context, values of CSV files may have any length."""
     limit = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield
@@ -352,13 +352,6 @@ def _json(value: object) -> Any:
     return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else _cell(value)
 
 
-def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether rows are tasks: each has data and a list of annotations."""
-    return bool(rows) and all(
-        isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list) for row in rows.values()
-    )
-
-
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """The data of each task by number, and its labels by the names of the controls (fields) in Label Studio's form.
 
@@ -381,7 +374,6 @@ def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[in
 
 
 def _labels(annotations: list[Any]) -> dict[str, str]:
-    """Labels of a task by control."""
     kept = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
     kept = [annotation for annotation in kept if annotation.get("ground_truth")] or kept
     labels: dict[str, list[str]] = {}

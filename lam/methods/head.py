@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lam.encoders.deterministic import GaussianEncoder, HeadEncoder
 from lam.losses import Loss, SupCon
 from lam.losses.base import weighted_mean
-from lam.losses.heads import mutual_likelihood, soft_contrastive
+from lam.losses.distributions import mutual_likelihood, soft_contrastive
 from lam.methods.base import Learned, Method, Trained, head_of
 from lam.models.head import features_and_output, head_input_and_output
 from lam.models.kappa_head import KappaHead, UncertaintyHead

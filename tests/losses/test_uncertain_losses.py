@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lam.losses.heads import mutual_likelihood, soft_contrastive
+from lam.losses.distributions import mutual_likelihood, soft_contrastive
 from lam.pairs.pairs import Pairs
 from tests.losses.test_losses import PAIRS
 

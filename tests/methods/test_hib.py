@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 import lam
 from lam import models
 from lam.encoders.deterministic import GaussianEncoder
-from lam.losses.heads import soft_contrastive
+from lam.losses.distributions import soft_contrastive
 from lam.methods.head import Hib, HibNetwork, HibStep, divergence_from_unit_gaussian
 from lam.models.kappa_head import UncertaintyHead
 from lam.pairs.mining import Mining

@@ -11,7 +11,7 @@ import lam
 from lam import losses, models
 from lam.datasets import TensorImages
 from lam.encoders.deterministic import GaussianEncoder
-from lam.losses.heads import mutual_likelihood
+from lam.losses.distributions import mutual_likelihood
 from lam.methods.head import HeadStep, Pfe
 from lam.models.kappa_head import UncertaintyHead
 from lam.training import DivergenceError, Minibatch

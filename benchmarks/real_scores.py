@@ -35,7 +35,7 @@ from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.open_set import Searches, search_open_set
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import ausc
-from lam.retrieval.metrics.votes import answers_of
+from lam.retrieval.metrics.votes import SampledAnswers
 from lam.tuning.ambiguity import Ambiguity, learn
 from lam.tuning.scale import Tuned, calibrate_scale
 from lam.vmf.embeddings import Embeddings
@@ -137,7 +137,7 @@ def measure_posteriors(cell: Cell) -> dict[str, Any]:
         own = F.normalize(torch.cat([chosen.posterior.outputs(batch) for batch in batches]))
         hits, _ = rank(own[relevance.queries], own[relevance.gallery], k=10)
         draw = chosen.posterior.joint_predictor(chosen.posterior.noise(32))
-        answers = answers_of(torch.cat([draw(batch) for batch in batches], 1), relevance, hits)
+        answers = SampledAnswers(torch.cat([draw(batch) for batch in batches], 1), relevance, hits)
         votes, correct = answers.votes(), relevance.of_hits(hits[:, :1])[:, 0]
         known, outside = chosen.posterior.predict(queries), chosen.posterior.predict(strange)
         (cosine, joint), (cosine_outside, joint_outside) = (

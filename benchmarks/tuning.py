@@ -29,7 +29,7 @@ from lam.datasets.base import stratified_split
 from lam.pairs.relevance import LabelRelevance
 from lam.posteriors.last_layer import DiagonalPosterior
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.votes import SampledAnswers, answers_of
+from lam.retrieval.metrics.votes import SampledAnswers
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
@@ -60,7 +60,7 @@ def judged(posterior: DiagonalPosterior, features: Tensor, labels: Tensor) -> di
     found = {}
     for exponent in EXPONENTS:
         samples = replace(posterior, likelihood_scale=10.0**exponent).sampled_embeddings(features, n_samples=N_SAMPLES)
-        answers = answers_of(samples, relevance, hits)
+        answers = SampledAnswers(samples, relevance, hits)
         first = answers.votes_for_first_hit()
         brier = (first.agree.double() / N_SAMPLES - first.correct.double()).square()
         scores = dict(zip(SCORES, (first.log_score, brier, *label_scores(answers)), strict=True))

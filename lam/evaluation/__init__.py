@@ -20,7 +20,7 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import measure
 from lam.retrieval.metrics.scores import N_HITS, scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins, label_entropy
-from lam.retrieval.metrics.votes import answers_of
+from lam.retrieval.metrics.votes import SampledAnswers
 from lam.utils.checks import check_at_least, check_tensor
 from lam.vmf.embeddings import Embeddings
 
@@ -131,7 +131,7 @@ def evaluate(
     answerable, correct = n_relevant > 0, answers[:, 0]
     votes = None
     if prediction.samples is not None and answerable.any():
-        votes = answers_of(prediction.samples, relevance, hits).votes()
+        votes = SampledAnswers(prediction.samples, relevance, hits).votes()
     ranks = relevant_ranks(embeddings.mean, items, relevance.of_rows)
     evidence = {"relevance": answers, "n_relevant": n_relevant, "ranks": ranks, "agreement": votes}
     if targets.ndim == 1:

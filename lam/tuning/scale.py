@@ -16,16 +16,14 @@ from lam.hessians.losses import ContrastiveCurvature, to_settings
 from lam.pairs.relevance import Relevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.votes import answers_of
+from lam.retrieval.metrics.votes import SampledAnswers
 from lam.utils.checks import check_at_least, check_positive
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
 """Tuning warns if clipped weights (weights of negative curvature) cause more than this share of the variance."""
 
-COSINE_LIMIT = 0.9
-"""Tuning warns if `Tuning.direction_cosine` is lower."""
-
+COSINE_LIMIT = 0.9  # tuning warns if `Tuning.direction_cosine` is lower
 FLAT_DECADES = 3
 """The posterior's width is undetermined if the scales in `Tuning.interval` span this many decades."""
 
@@ -299,7 +297,7 @@ class _Tuner:
         if exponent not in self.evaluated:
             draw = self._posterior(exponent).joint_predictor(self.noise)
             samples = torch.cat([draw(batch) for batch in self.batches], 1)
-            answers = answers_of(samples, self.relevance, self.hits)
+            answers = SampledAnswers(samples, self.relevance, self.hits)
             self.evaluated[exponent] = answers.votes_for_first_hit().log_score, answers.votes().binned().expected_error
             self.bar.update()
         return float(self.evaluated[exponent][0].mean())
@@ -309,7 +307,6 @@ class _Tuner:
         return Trial(10.0**exponent, float(scores.mean()), ece, *_behind(scores, self.evaluated[best][0]))
 
     def direction_cosine(self, exponent: float) -> float:
-        """`Tuning.direction_cosine` at this exponent."""
         predict = self._posterior(exponent).predictor(n_samples=self.n_samples, mean="sampled")
         sampled = torch.cat([predict(batch).mean for batch in self.batches])
         return float((self.own.double() * sampled.double()).sum(1).mean())

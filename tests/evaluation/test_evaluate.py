@@ -16,7 +16,7 @@ from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.registry import METRICS, Metric, describe
 from lam.retrieval.metrics.scores import N_HITS, SCORES, Score, margin, scores_of
-from lam.retrieval.metrics.votes import answers_of
+from lam.retrieval.metrics.votes import SampledAnswers
 from tests.encoders.small import fit, make_batches
 
 KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ece_below_one", "ausc"}
@@ -58,7 +58,7 @@ def test_metrics_are_those_of_the_arrays():
     relevance = labels[ranked] == labels[:, None]
     assert metrics["map@5"] == pytest.approx(map_at_k(relevance, labels.bincount()[labels] - 1, k=5))
     samples = encoder.posterior.sampled_embeddings(encoder.features(batches[4:]), n_samples=20)
-    answers = answers_of(samples, LabelRelevance(labels), rank(embeddings.mean, k=10)[0])
+    answers = SampledAnswers(samples, LabelRelevance(labels), rank(embeddings.mean, k=10)[0])
     assert metrics["ece"] == pytest.approx(answers.votes().binned().expected_error)
     assert metrics["auroc_norm"] > 0.9
     assert len(evaluation.ood_embeddings["ood"]) == 60

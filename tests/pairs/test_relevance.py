@@ -3,7 +3,7 @@ import torch
 
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance, relevance_of
-from lam.retrieval.metrics.votes import answers_of
+from lam.retrieval.metrics.votes import SampledAnswers
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -54,7 +54,7 @@ def test_networks_that_find_the_same_place_agree() -> None:
         ),
         dim=-1,
     )
-    votes = answers_of(samples, relevance, torch.tensor([[1], [0], [3], [2]])).votes()
+    votes = SampledAnswers(samples, relevance, torch.tensor([[1], [0], [3], [2]])).votes()
     assert votes.agree.sum() == 8
     assert votes.correct.all()
 

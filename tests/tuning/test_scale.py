@@ -15,7 +15,7 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.votes import answers_of
+from lam.retrieval.metrics.votes import SampledAnswers
 from lam.tuning.scale import CLIPPED_LIMIT, COSINE_LIMIT, NEAR_COSINE, best_posterior, calibrate_scale, complaint
 from lam.utils.notes import Note
 from tests.encoders import small
@@ -124,7 +124,7 @@ def test_what_was_tried_is_in_the_metrics_and_in_the_file(tuned, tmp_path):
     assert lam.load(tmp_path / "encoder", encoder.network).tuning == tuning
     own = F.normalize(F.linear(features, encoder.posterior.weight, encoder.posterior.bias))
     hits = rank(own, k=10)[0]
-    answers = answers_of(encoder.posterior.sampled_embeddings(features, n_samples=16), LabelRelevance(labels), hits)
+    answers = SampledAnswers(encoder.posterior.sampled_embeddings(features, n_samples=16), LabelRelevance(labels), hits)
     assert tuning.chosen.ece == answers.votes().binned().expected_error
 
 
@@ -135,7 +135,7 @@ def test_as_many_samples_vote_as_the_encoder_evaluates_with() -> None:
     encoder.tune(batches[4:], greatest=1e8)
     features, labels = encoder.features(batches[4:]), torch.cat([targets for _, targets in batches[4:]])
     hits = rank(F.normalize(F.linear(features, encoder.posterior.weight, encoder.posterior.bias)), k=10)[0]
-    answers = answers_of(encoder.posterior.sampled_embeddings(features, n_samples=7), LabelRelevance(labels), hits)
+    answers = SampledAnswers(encoder.posterior.sampled_embeddings(features, n_samples=7), LabelRelevance(labels), hits)
     assert encoder.tuning is not None
     assert encoder.tuning.chosen.ece == answers.votes().binned().expected_error
 

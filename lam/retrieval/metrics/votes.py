@@ -108,19 +108,23 @@ def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
     return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), votes.amax(0)
 
 
-@dataclass(frozen=True)
 class SampledAnswers:
     """The nearest neighbour of every query under each of S sampled networks.
 
+    Args:
+        samples: (S, N, E) unit vectors of the items under each network.
+        relevance: matches among the N items.
+        hits: (Q, K) the hits by the embeddings' directions, as positions in the gallery, best first.
+
     Attributes:
         nearest: (S, Q) positions in the gallery.
-        hits: (Q, K) the hits by the embeddings' directions, as positions in the gallery, best first.
-        relevance: which items match which query.
     """
 
-    nearest: Int[Tensor, "S Q"]
-    hits: Int[Tensor, "Q K"]
-    relevance: Relevance
+    def __init__(self, samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Tensor, "Q K"]) -> None:
+        queries, gallery = relevance.queries.to(samples.device), relevance.gallery
+        searched = None if gallery is None else samples[:, gallery.to(samples.device)]
+        self.nearest: Int[Tensor, "S Q"] = sampled_nearest(samples[:, queries], searched).cpu()
+        self.hits, self.relevance = hits.cpu(), relevance
 
     def votes(self) -> Votes:
         """Votes on the label, as in `majority_votes`; if items match by place, `votes_for_first_hit`."""
@@ -137,16 +141,3 @@ class SampledAnswers:
         """
         agree = self.relevance.same_answer(self.nearest, self.hits[:, 0]).sum(0)
         return Votes(agree, self.relevance.of_hits(self.hits[:, :1])[:, 0], len(self.nearest))
-
-
-def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Tensor, "Q K"]) -> SampledAnswers:
-    """The nearest neighbour of every query under S sampled networks.
-
-    Args:
-        samples: (S, N, E) unit vectors of the items under each network.
-        relevance: matches among the N items.
-        hits: (Q, K) the hits by the embeddings' directions, as positions in the gallery, best first.
-    """
-    queries, gallery = relevance.queries.to(samples.device), relevance.gallery
-    searched = None if gallery is None else samples[:, gallery.to(samples.device)]
-    return SampledAnswers(sampled_nearest(samples[:, queries], searched).cpu(), hits.cpu(), relevance)

@@ -48,7 +48,7 @@ def bytes_of_codes(factory: str, dimension: int) -> int:
 
 
 def plain(embeddings: Embeddings) -> Embeddings:
-    return replace(embeddings, samples=None, mean_samples=None)
+    return replace(embeddings, mean_samples=None)
 
 
 def by_index(factory: str, gallery: Part, queries: Part) -> tuple[Tensor, Tensor]:

@@ -87,10 +87,9 @@ class BayesianEncoder(Encoder):
             ValueError: for a head that was trained further since the fit, or features that are not finite.
         """
         self._check_head()
-        parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
-        for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            parts.append(self._features_and_output(split_batch(batch)[0], sum(map(len, parts)))[0])
-        return torch.cat(parts)
+        batches = map(split_batch, tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress))
+        none = self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])
+        return torch.cat([none, *(features for _, features, _ in self._read(batches))])
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function that predicts batches: κ from samples of each output, joint samples from random heads."""
@@ -106,7 +105,6 @@ class BayesianEncoder(Encoder):
         return predict
 
     def _check_head(self) -> None:
-        """Reject a network whose head was trained further since the fit."""
         if self.network is not None and self.head != ADDED:
             check_weights(self.network, self.head, self.posterior.weight, self.posterior.bias)
 
@@ -156,17 +154,13 @@ class BayesianEncoder(Encoder):
         if by == "marginal_likelihood":
             self.posterior, self.tuning = tune_prior(self.posterior, options.get("step")), None
             return
-        posterior_inputs: list[Any] = []
-        parts: list[Tensor] = []
         held_out = HeldOut.of(held_out)
         batches = labelled_batches(held_out.batches, "tuning by calibration")
-        for inputs, own in tqdm(batches, desc="embedding", unit="batch", disable=not progress):
-            features, _ = self._features_and_output(inputs, sum(map(len, parts)))
-            posterior_inputs.append(self._posterior_input(inputs, features))
-            parts.append(targets_of(features, own))
-        if not parts:
+        read = self._read(tqdm(batches, desc="embedding", unit="batch", disable=not progress))
+        pairs = [(own, targets_of(features, targets)) for own, features, targets in read]
+        if not pairs:
             raise ValueError("tuning needs at least one batch: the loader gave no batch")
-        targets = torch.cat(parts)
+        posterior_inputs, targets = [own for own, _ in pairs], torch.cat([own for _, own in pairs])
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = held_out.relevance(self.relation, targets)
@@ -330,7 +324,7 @@ class BayesianEncoder(Encoder):
                 raise ValueError("the shape of an input is unknown: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
         check_example(example)
-        embed = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
+        embed = self.posterior.predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean, checked=False)
 
         def predict(features: Tensor, output: Tensor | None) -> Embeddings:
             return self.with_ambiguity(features, embed(features, output))
@@ -340,7 +334,6 @@ class BayesianEncoder(Encoder):
         export_encoder(path, example, network, head, predict)
 
     def _posterior_input(self, inputs: Any, features: Tensor) -> Any:
-        """The posterior's input for a batch."""
         return features
 
     def _clipped_variance(self, features: Tensor) -> dict[str, float]:
@@ -350,21 +343,21 @@ class BayesianEncoder(Encoder):
         """The summed curvature of batches (inputs, targets), as in fitting, and the number of items."""
         self._check_head()
         posterior = self.posterior
-
-        def features_and_targets() -> Iterator[tuple[Tensor, Any]]:
-            n_items = 0
-            for inputs, targets in batches:
-                features, _ = self._features_and_output(inputs, n_items)
-                n_items += len(features)
-                yield features, targets
-
         return LastLayerAccumulator(
             empty=posterior.curvature.empty(),
             relation=self.relation,
             seed=posterior.seed,
             weight=posterior.weight,
             bias=posterior.bias,
-        ).accumulate(features_and_targets())
+        ).accumulate((features, targets) for _, features, targets in self._read(batches))
+
+    def _read(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Tensor, Any]]:
+        """The posterior's input, the features and the targets of each batch (inputs, targets)."""
+        n_items = 0
+        for inputs, targets in batches:
+            features, _ = self._features_and_output(inputs, n_items)
+            n_items += len(features)
+            yield self._posterior_input(inputs, features), features, targets
 
     @classmethod
     def _restore_posterior(cls, kind: type[Posterior], saved: SavedEncoder) -> Posterior:

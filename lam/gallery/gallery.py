@@ -85,7 +85,7 @@ def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat
     embeddings, cache = enrolled.embeddings, store.path.with_name(CACHE)
     index = Index(embeddings.dimension, factory)
     if not index.is_trained:
-        index.train(replace(embeddings, samples=None, mean_samples=None))
+        index.train(replace(embeddings, mean_samples=None))
     shutil.rmtree(cache, ignore_errors=True)
     try:
         store.replace(enrolled.items, facts={FACTORY: factory, MEAN_SAMPLES: str(embeddings.mean_samples or "")})

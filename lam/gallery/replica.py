@@ -138,7 +138,7 @@ class Snapshot:
         """The k items with the highest cosines to each query, as positions in `items`; errors as in `Index.search`."""
         if self.items:
             check_same_means(queries, self.mean_samples)
-        queries = replace(queries, samples=None, mean_samples=None)
+        queries = replace(queries, mean_samples=None)
         if self.items and self.factory == "Flat":
             return search_flat(self.embeddings, queries, k)
         hits = self._index.search(queries, k)

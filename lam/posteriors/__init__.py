@@ -5,11 +5,8 @@ from lam.posteriors.last_layer import DiagonalPosterior, EkfacPosterior, FullPos
 from lam.posteriors.layers import LayersKronPosterior, LayersPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {
-    "diag": DiagonalPosterior,
-    "kron": KronPosterior,
-    "ekfac": EkfacPosterior,
-    "full": FullPosterior,
-    "low_rank": LowRankPosterior,
+    posterior.structure.name: posterior
+    for posterior in (DiagonalPosterior, KronPosterior, EkfacPosterior, FullPosterior, LowRankPosterior)
 }
 """Posteriors over the last layer, by the name of their structure."""
 

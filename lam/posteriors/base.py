@@ -20,11 +20,9 @@ from lam.posteriors.settings import LEAST_PRIOR, PRIOR_RATIO, check_settings
 from lam.posteriors.spread import Spread, least_variance
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_choice
-from lam.vmf.embeddings import Embeddings, Mean, MeanResultant
+from lam.vmf.embeddings import Embeddings, Mean, mean_resultant_length
 
 Mode = Literal["marginal", "network"]
-MODES: tuple[str, ...] = get_args(Mode)
-MEANS: tuple[str, ...] = get_args(Mean)
 
 Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
 """Maps features (N, P) to outputs (N, D), their samples (S, N, D) or the samples' `MeanResultant`, and the total
@@ -39,9 +37,7 @@ Noise = Iterable[Tensor]
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
 
-CHUNK_ELEMENTS = 1 << 22
-"""Greatest number of float64 coordinates of samples in memory at once."""
-
+CHUNK_ELEMENTS = 1 << 22  # greatest number of float64 coordinates of samples in memory at once
 Same = TypeVar("Same", bound="Posterior")  # the type checks of test runs reject typing.Self
 
 _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "seed")
@@ -136,9 +132,9 @@ class Posterior(ABC):
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
         """Variance of Σ_k g_kᵀ θ φ_k under the posterior, for `slopes` g_k and `inputs` φ_k of the layer, float64."""
 
-    @abstractmethod
     def log_det_precision(self, prior_precision: float) -> float:
         """log det(s relu(h) + α) for this α."""
+        return float((self.scale * self.curvature.spectrum.relu() + prior_precision).log().sum())
 
     @abstractmethod
     def clipped_variance_share(self, features: Any) -> float:
@@ -173,7 +169,7 @@ class Posterior(ABC):
         return self.predictor(**options)(features)
 
     def predictor(
-        self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
+        self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", checked: bool = True
     ) -> Predictor:
         """A function from features to embeddings; all its calls use the same noise.
 
@@ -189,7 +185,7 @@ class Posterior(ABC):
             mode: `marginal` or `network`.
             mean: `network` for the direction f/‖f‖ of the trained layer's output f; or `sampled` for the mean direction
                 of the S samples, as in Warburg et al. (2023).
-            return_samples: whether the embeddings include the (S, N, D) samples.
+            checked: whether the function checks features and splits batches; an exported program does neither.
 
         Returns:
             A function that returns `Embeddings`, with κ from the unbiased mean resultant length (Sra 2012). It raises a
@@ -198,33 +194,24 @@ class Posterior(ABC):
         Raises:
             ValueError: for fewer than 2 samples, or an unknown mode or mean.
         """
-        compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
-
-        @without_autocast()
-        def predict(features: Any, output: Tensor | None = None) -> Embeddings:
-            return Embeddings.concatenate([compute(*part) for part in self._parts(features, output, n_samples)])
-
-        return predict
-
-    def unchecked_predictor(
-        self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
-    ) -> Predictor:
-        """`predictor` for export: the function neither checks features nor splits batches."""
         check_at_least("n_samples", n_samples, 2)
-        check_choice("mode", mode, MODES)
-        check_choice("mean", mean, MEANS)
-        draw = self._sampler(n_samples, marginal=mode == "marginal", keep=return_samples)
+        check_choice("mode", mode, get_args(Mode))
+        check_choice("mean", mean, get_args(Mean))
+        draw = self._sampler(n_samples, marginal=mode == "marginal")
 
         @without_autocast()
         def compute(features: Any, output: Tensor | None = None) -> Embeddings:
             f, samples, variance = draw(features)
             direction = F.normalize((f if output is None else output).to(f)) if mean == "network" else None
-            if isinstance(samples, MeanResultant):
-                return Embeddings.from_resultant(samples, variance.to(f), mean=direction, n_samples=n_samples)
-            samples = F.normalize(samples, dim=-1)
-            return Embeddings.from_samples(samples, variance.to(f), mean=direction, keep=return_samples)
+            if isinstance(samples, Tensor):
+                samples = mean_resultant_length(F.normalize(samples, dim=-1), unbiased=True)
+            return Embeddings.from_resultant(samples, variance.to(f), mean=direction, n_samples=n_samples)
 
-        return compute
+        @without_autocast()
+        def predict(features: Any, output: Tensor | None = None) -> Embeddings:
+            return Embeddings.concatenate([compute(*part) for part in self._parts(features, output, n_samples)])
+
+        return predict if checked else compute
 
     def sampled_embeddings(self, features: Any, *, n_samples: int) -> Float[Tensor, "S N D"]:
         """(S, N, D) unit vectors: the embeddings of all items by each of S sampled networks."""
@@ -292,10 +279,8 @@ class Posterior(ABC):
 
     def with_prior_step(self: Same, rate: float) -> Same:
         """The posterior after a step of size `rate` in log α towards a greater `log_marginal_likelihood`."""
-        alpha, apart = self.alpha, 1e-4
-        rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
-            alpha * math.exp(-apart)
-        )
+        alpha, apart, evidence = self.alpha, 1e-4, self.log_marginal_likelihood
+        rise = evidence(alpha * math.exp(apart)) - evidence(alpha * math.exp(-apart))
         return self._with_prior(alpha * math.exp(math.copysign(rate, rise)))
 
     def _with_prior(self: Same, prior_precision: float) -> Same:
@@ -354,14 +339,14 @@ class Posterior(ABC):
         output = self.outputs(features) if output is None else output  # products of parts would round differently
         return zip(features.split(rows), output.split(rows), strict=True)
 
-    def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
+    def _sampler(self, n_samples: int, *, marginal: bool) -> Sampler:
         spread, noise = self.output_spread(), self._output_noise(n_samples)
         draw = None if marginal else self._network_outputs(self.noise(n_samples))
 
         def sampled(features: Tensor) -> tuple[Tensor, Any, Tensor]:
             features = features.to(self.weight.dtype)
             f, around = self.outputs(features), spread(features)
-            samples = draw(features).double() if draw else around.samples(f, noise, least_variance(f), keep=keep)
+            samples = draw(features).double() if draw else around.samples(f, noise, least_variance(f))
             return f, samples, around.total
 
         return sampled
@@ -381,11 +366,9 @@ class Posterior(ABC):
         return outputs
 
     def _inputs(self, features: Tensor) -> Tensor:
-        """Features, with a column of ones for a bias."""
         return features if self.bias is None else F.pad(features, (0, 1), value=1.0)
 
     def _layers(self, deviations: Float[Tensor, "S D F"]) -> Sampled:
-        """Sampled weights and biases, from their deviations."""
         return split_bias(self.theta + deviations.to(self.theta), self.bias is not None)
 
     def _normal(

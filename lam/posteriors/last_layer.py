@@ -29,7 +29,7 @@ class DiagonalPosterior(Posterior):
     @cached_property
     def variance(self) -> Float[Tensor, "D F"]:
         """The variances 1/(s·relu(h) + α), with the bias as the last column, in the type of the weight."""
-        return (self.scale * self.curvature.relu().double() + self.alpha).reciprocal().to(self.weight.dtype)
+        return (self.scale * self.curvature.spectrum.relu() + self.alpha).reciprocal().to(self.weight.dtype)
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         inputs = self._inputs(features.to(self.weight.dtype))
@@ -55,7 +55,7 @@ class DiagonalPosterior(Posterior):
         return sum_along(slopes, inputs, self.variance)
 
     def log_det_precision(self, prior_precision: float) -> float:
-        parts = [part for part in split_bias(self.curvature.relu().double(), self.bias is not None) if part is not None]
+        parts = [part for part in split_bias(self.curvature.spectrum.relu(), self.bias is not None) if part is not None]
         return sum(float((self.scale * part + prior_precision).log().sum()) for part in parts)
 
 
@@ -93,14 +93,11 @@ class FullPosterior(Posterior):
         along = torch.einsum("knd,knf->ndf", slopes, inputs.double())
         return (along.flatten(1) @ self._root).square().sum(1)
 
-    def log_det_precision(self, prior_precision: float) -> float:
-        return float((self.scale * self.curvature.eigenbasis[0].relu() + prior_precision).log().sum())
-
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
         inputs, root = self._inputs(features.double()), self._root.view(*self.theta.shape, -1)
         moment = inputs.T @ inputs / len(inputs)
         contributions = torch.einsum("dfk,fg,dgk->k", root, moment, root)
-        return share_of(contributions, is_negative(self.curvature.eigenbasis[0]))
+        return share_of(contributions, is_negative(self.curvature.spectrum))
 
     @cached_property
     def _root(self) -> Float[Tensor, "DF DF"]:
@@ -163,9 +160,6 @@ class EkfacPosterior(Posterior):
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
         U_B, U_A = self.basis
         return sum_along(slopes @ U_B.double(), inputs @ U_A, self.variance)
-
-    def log_det_precision(self, prior_precision: float) -> float:
-        return float((self.scale * self.curvature.spectrum.relu() + prior_precision).log().sum())
 
     @without_autocast()
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:

@@ -203,11 +203,11 @@ class LayersPosterior(Posterior):
         """Deviations from θ* of each layer's weights, in the layer's basis."""
         return (of * v.sqrt() for of, v in zip(noise, self.variances, strict=True))
 
-    def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
+    def _sampler(self, n_samples: int, *, marginal: bool) -> Sampler:
         noise = None if marginal and self.predictive == "linearised" else self.noise(n_samples)
-        return self._draw(noise, self._output_noise(n_samples), keep=keep)
+        return self._draw(noise, self._output_noise(n_samples))
 
-    def _draw(self, noise: Noise | None, output_noise: Float[Tensor, "S 1 D"], *, keep: bool = True) -> Sampler:
+    def _draw(self, noise: Noise | None, output_noise: Float[Tensor, "S 1 D"]) -> Sampler:
         """Samples from the networks that `noise` determines; without `noise`, marginal samples from `output_noise`."""
         if noise is not None and self.predictive == "sampled":
             return self._of_networks(self.layers_from(noise), output_noise)
@@ -216,9 +216,7 @@ class LayersPosterior(Posterior):
         def draw(inputs: Any) -> tuple[Tensor, Any, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)
             spread = FullSpread(covariance)
-            samples: Any = f.double() + along
-            if deviations is None:
-                samples = spread.samples(f, output_noise, least_variance(f), keep=keep)
+            samples = spread.samples(f, output_noise, least_variance(f)) if deviations is None else f.double() + along
             return f.to(self.weight.dtype), samples, spread.total
 
         return draw

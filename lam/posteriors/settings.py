@@ -8,8 +8,7 @@ from lam.utils.checks import check_at_least, check_positive
 LEAST_PRIOR = 1e-30
 """Least prior precision α. With a smaller α, variances (up to 1/α times squared features) could overflow float32."""
 
-PRIOR_RATIO = 1e-4
-"""Default `Posterior.prior_ratio`; `benchmarks/real.py posteriors` compares values."""
+PRIOR_RATIO = 1e-4  # default `Posterior.prior_ratio`; `benchmarks/real.py posteriors` compares values
 
 
 def check_settings(

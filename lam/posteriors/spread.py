@@ -3,12 +3,13 @@
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.vmf.embeddings import MeanResultant, projected_resultant
+from lam.vmf.embeddings import projected_resultant
 
 LEAST_VARIANCE = 1e-20
 """Least variance of samples, in units of the output's squared length (1 for an output of length zero). It gives samples
@@ -29,14 +30,11 @@ class Spread(ABC):
         return self.variance.sum(1)
 
     @abstractmethod
-    def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """Random deviations of each output, made from `noise`, with a variance ≥ `least` in every direction."""
+    def samples(self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Any:
+        """Samples (S, N, D) of the outputs, float64, or the `MeanResultant` of their directions.
 
-    def samples(
-        self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
-    ) -> Float[Tensor, "S N D"] | MeanResultant:
-        """Samples of the outputs, float64. Without `keep`, a subclass may return their `MeanResultant` instead."""
-        return center.double() + self.deviations(noise, least)
+        The samples are made from `noise`, with a variance ≥ `least` in every direction.
+        """
 
 
 @dataclass(frozen=True)
@@ -60,19 +58,9 @@ class AxisSpread(Spread):
     def total(self) -> Float[Tensor, " N"]:
         return self.variances.sum(1)
 
-    def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        deviation = torch.maximum(self.variances.double(), least).sqrt()
-        if self.axes is None:
-            return deviation * noise
-        axes = self.axes.double()  # rotated noise makes samples independent of the axes' signs
-        return deviation * (noise @ axes) @ axes.T
-
-    def samples(
-        self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
-    ) -> Float[Tensor, "S N D"] | MeanResultant:
-        if keep:
-            return super().samples(center, noise, least, keep=keep)
-        # In these axes covariances are diagonal, so `projected_resultant` needs no (S, N, D) samples.
+    def samples(self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Any:
+        # In these axes covariances are diagonal, so `projected_resultant` needs no (S, N, D) samples; rotated noise
+        # makes the result independent of the axes' signs.
         axes = None if self.axes is None else self.axes.double()
         center = center.double() if axes is None else center.double() @ axes
         noise = noise[:, 0] if axes is None else noise[:, 0] @ axes
@@ -90,10 +78,10 @@ class FullSpread(Spread):
     def variance(self) -> Float[Tensor, "N D"]:
         return self.covariance.diagonal(dim1=1, dim2=2)
 
-    def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
+    def samples(self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Any:
         least = least[:, 0] + 1e-14 * self.total  # rounding could leave a singular covariance without a Cholesky factor
         factor = torch.linalg.cholesky(self.covariance + torch.diag_embed(least[:, None].expand_as(self.variance)))
-        return torch.einsum("nij,sj->sni", factor, noise[:, 0])
+        return center.double() + torch.einsum("nij,sj->sni", factor, noise[:, 0])
 
 
 def sum_along(

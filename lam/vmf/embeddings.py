@@ -178,7 +178,6 @@ class Embeddings:
             of κ (the last three attributes) are set, `kappa` combines them; see `lam.tuning.ambiguity`.
         resultant: (N,) mean resultant length in [0, 1] of the distribution with `kappa`.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
-        samples: (S, N, D) sampled unit vectors, if requested.
         mean_samples: S if `mean` is the mean direction of S samples, else None. Compare only means with the same S.
         kappa_epistemic: (N,) concentration from the method alone: how well the data determine the embedding.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
@@ -192,7 +191,6 @@ class Embeddings:
     kappa: Float[Tensor, " N"]
     resultant: Float[Tensor, " N"]
     variance: Float[Tensor, " N"]
-    samples: Float[Tensor, "S N D"] | None = None
     mean_samples: int | None = None
     kappa_epistemic: Float[Tensor, " N"] | None = None
     kappa_aleatoric: Float[Tensor, " N"] | None = None
@@ -214,8 +212,6 @@ class Embeddings:
                 raise ValueError(f"{name} must have shape ({n},), got {tuple(values.shape)}")
             if not values.is_floating_point():
                 raise ValueError(f"{name} must be of a floating-point type, got {values.dtype}")
-        if self.samples is not None and self.samples.shape[1:] != self.mean.shape:
-            raise ValueError(f"samples must have shape (S, {n}, {self.dimension}), got {tuple(self.samples.shape)}")
 
     def __len__(self) -> int:
         return self.mean.shape[0]
@@ -223,9 +219,7 @@ class Embeddings:
     def __getitem__(self, index: slice | Tensor) -> "Embeddings":
         if isinstance(index, int):
             raise ValueError(f"embeddings are indexed by a slice or a tensor, got {index}: give [{index}:{index + 1}]")
-        samples = None if self.samples is None else self.samples[:, index]
-        rows = {name: values[index] for name, values in self.rows().items()}
-        return replace(self, samples=samples, **rows)
+        return replace(self, **{name: values[index] for name, values in self.rows().items()})
 
     @property
     def capped(self) -> Bool[Tensor, " N"]:
@@ -239,9 +233,7 @@ class Embeddings:
 
     def to(self, device: torch.device | str) -> "Embeddings":
         """The embeddings on a device."""
-        samples = None if self.samples is None else self.samples.to(device)
-        rows = {name: values.to(device) for name, values in self.rows().items()}
-        return replace(self, samples=samples, **rows)
+        return replace(self, **{name: values.to(device) for name, values in self.rows().items()})
 
     @property
     def has_parts(self) -> bool:
@@ -258,11 +250,7 @@ class Embeddings:
 
     @staticmethod
     def from_samples(
-        samples: Float[Tensor, "S N D"],
-        variance: Float[Tensor, " N"],
-        *,
-        mean: Float[Tensor, "N _"] | None = None,
-        keep: bool = False,
+        samples: Float[Tensor, "S N D"], variance: Float[Tensor, " N"], *, mean: Float[Tensor, "N _"] | None = None
     ) -> "Embeddings":
         """Embeddings from samples: κ from their mean resultant length, corrected for chance.
 
@@ -271,9 +259,8 @@ class Embeddings:
         Args:
             samples: (S, N, D) unit vectors, S ≥ 2.
             variance: (N,) variance before normalisation; the embeddings get its type.
-            mean: (N, D) directions of the embeddings; by default the mean directions of the samples. Without `keep`,
-                samples may have another dimension.
-            keep: whether the embeddings include the samples.
+            mean: (N, D) directions of the embeddings, possibly of another dimension than the samples; by default the
+                mean directions of the samples.
 
         Raises:
             ValueError: as `mean_resultant_length`.
@@ -284,8 +271,7 @@ class Embeddings:
             tensor([0.5774])
         """
         length = mean_resultant_length(samples, unbiased=True)
-        embeddings = Embeddings.from_resultant(length, variance, mean=mean, n_samples=len(samples))
-        return replace(embeddings, samples=samples.to(variance.dtype)) if keep else embeddings
+        return Embeddings.from_resultant(length, variance, mean=mean, n_samples=len(samples))
 
     @staticmethod
     def from_resultant(
@@ -322,9 +308,8 @@ class Embeddings:
             check_same_means(part, parts[0].mean_samples)
         if 0 < (n_with := sum(part.has_parts for part in parts)) < len(parts):
             raise ValueError(f"all batches must have parts of kappa, or none, got them in {n_with} of {len(parts)}")
-        samples = [part.samples for part in parts if part.samples is not None]
         rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].rows()}
-        return replace(parts[0], samples=torch.cat(samples, 1) if len(samples) == len(parts) else None, **rows)
+        return replace(parts[0], **rows)
 
 
 def check_embeddings(values: Any) -> None:

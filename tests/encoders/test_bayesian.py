@@ -103,8 +103,9 @@ def test_a_badly_tuned_posterior_ranks_as_the_plain_network_does():
     expected = rank(plain[1], plain[0], k=10)[0]
     assert torch.equal(rank(asked.mean, items.mean, k=10)[0], expected)
     assert not torch.equal(rank(sampled[1].mean, sampled[0].mean, k=10)[0], expected)  # the posterior is bad indeed
-    again = encoder.posterior.predict(encoder.features(gallery), n_samples=100, mean="sampled", return_samples=True)
-    torch.testing.assert_close(again.mean, F.normalize(again.samples.double().mean(0)).float())
+    again = encoder.posterior.predict(encoder.features(gallery), n_samples=100, mode="network", mean="sampled")
+    samples = encoder.posterior.sampled_embeddings(encoder.features(gallery), n_samples=100)
+    torch.testing.assert_close(again.mean, F.normalize(samples.double().mean(0)).float())
     assert (items.mean_samples, sampled[0].mean_samples, sampled[1].mean_samples) == (None, 100, 32)
 
 

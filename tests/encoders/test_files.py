@@ -154,7 +154,7 @@ def test_a_program_gives_features_as_the_encoder_does() -> None:
     inputs = torch.randn(8, 4, dtype=torch.bfloat16)
     encoder = lam.fit(network, [(inputs, torch.arange(8) % 2)], margin=0.7, progress=False)
     assert isinstance(encoder, lam.BayesianEncoder)
-    predict = encoder.posterior.unchecked_predictor(n_samples=4, mean="network")
+    predict = encoder.posterior.predictor(n_samples=4, mean="network", checked=False)
     features = _Program(network, encoder.head, predict)(inputs)[0]
     expected = encoder.predict([inputs]).features
     assert features.dtype == expected.dtype == torch.float32

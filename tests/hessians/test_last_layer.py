@@ -108,7 +108,6 @@ def test_euclidean_positive_is_never_negative_and_clipping_is_reported():
     assert positive.h.min() >= -1e-12
     full = contrastive_ggn(features, weight, bias, pairs, margin=2.0, split="arccos", fix="full")
     assert full.clipped == (full.h < 0).double().mean().item() > 0
-    assert full.relu().min() == 0
 
 
 def test_a_plain_sum_adds_up_only_with_its_like():

@@ -13,6 +13,7 @@ from lam.hessians import ContrastiveCurvature, Full, SupConCurvature, ggn_of_bat
 from lam.pairs import Pairs
 from lam.posteriors import POSTERIORS, FullPosterior, Posterior
 from lam.posteriors.spread import AxisSpread, FullSpread
+from lam.vmf.embeddings import mean_resultant_length
 from tests.posteriors.test_laws import D, N, P, draw, make
 
 DTYPE = torch.float64
@@ -137,16 +138,20 @@ def test_the_evidence_is_that_of_the_dense_gaussian(name: str):
 
 def test_marginal_draws_have_the_whole_covariance_of_an_output(name: str):
     posterior, features = make(name)
-    spread, n_samples = posterior.output_spread()(features[:4]), 60_000
-    noise = torch.randn(n_samples, 1, D, generator=torch.Generator().manual_seed(0), dtype=DTYPE)
-    deviations = spread.deviations(noise, torch.zeros(4, 1, dtype=DTYPE))
-    for item in range(4):
-        torch.testing.assert_close(
-            torch.cov(deviations[:, item].T), spread.covariance[item], rtol=0.05, atol=0.02 * float(spread.total[item])
-        )
+    covariance, outputs, n_samples = (
+        posterior.output_spread()(features[:4]).covariance,
+        posterior.outputs(features[:4]),
+        60_000,
+    )
+    noise = torch.randn(n_samples, D, generator=torch.Generator().manual_seed(0), dtype=DTYPE)
+    samples = outputs + torch.einsum("nij,sj->sni", torch.linalg.cholesky(covariance), noise)
+    expected = mean_resultant_length(F.normalize(samples, dim=-1), unbiased=True)
     many: dict[str, Any] = {"n_samples": n_samples}
-    marginal, network = (posterior.predict(features[:4], mode=mode, **many).kappa for mode in ("marginal", "network"))
-    torch.testing.assert_close(marginal, network, rtol=0.03, atol=0)
+    marginal, network = (posterior.predict(features[:4], mode=mode, **many) for mode in ("marginal", "network"))
+    torch.testing.assert_close(marginal.kappa, network.kappa, rtol=0.03, atol=0)
+    torch.testing.assert_close(marginal.kappa, expected.kappa(), rtol=0.03, atol=0)
+    directions = posterior.predict(features[:4], mean="sampled", **many).mean
+    torch.testing.assert_close(directions, expected.mean, rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -181,6 +186,8 @@ def test_a_full_posterior_keeps_the_priors_variance_along_the_weights_which_only
 def test_a_spread_has_at_least_the_least_variance():
     zero, least = torch.zeros(2, D, dtype=DTYPE), torch.tensor([[4.0], [9.0]], dtype=DTYPE)
     noise = draw(5, 1, D, seed=0)
-    for spread in (AxisSpread(zero), AxisSpread(zero, torch.eye(D, dtype=DTYPE)), FullSpread(torch.diag_embed(zero))):
-        torch.testing.assert_close(spread.deviations(noise, least), noise * least.sqrt())
+    expected = mean_resultant_length(F.normalize(zero + 1 + noise * least.sqrt(), dim=-1), unbiased=True)
+    for spread in (AxisSpread(zero), AxisSpread(zero, torch.eye(D, dtype=DTYPE))):
+        torch.testing.assert_close(spread.samples(zero + 1, noise, least).resultant, expected.resultant)
+    torch.testing.assert_close(FullSpread(torch.diag_embed(zero)).samples(zero, noise, least), noise * least.sqrt())
     assert AxisSpread(zero + 2).covariance[0].tolist() == (2 * torch.eye(D)).tolist()

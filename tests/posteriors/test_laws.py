@@ -138,12 +138,10 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
 
 def test_network_samples_are_consistent_across_inputs(name: str):
     posterior, features = make(name)
-    together = posterior.predict(features, mode="network", return_samples=True, n_samples=4).samples
-    alone = posterior.predict(features[3:4], mode="network", return_samples=True, n_samples=4).samples
-    assert together is not None
-    assert alone is not None
-    torch.testing.assert_close(together[:, 3:4], alone)
-    torch.testing.assert_close(posterior.sampled_embeddings(features, n_samples=4), together)
+    together = posterior.sampled_embeddings(features, n_samples=4)
+    torch.testing.assert_close(together[:, 3:4], posterior.sampled_embeddings(features[3:4], n_samples=4))
+    own = Embeddings.from_samples(together.double(), posterior.predict(features).variance)
+    torch.testing.assert_close(posterior.predict(features, mode="network", n_samples=4).kappa, own.kappa)
     assert posterior.sampled_embeddings(features, n_samples=1).shape == (1, N, D)
 
 
@@ -281,9 +279,9 @@ def test_bad_options_are_refused(name: str):
     with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
         posterior.predict(features, n_samples=1)
     with pytest.raises(ValueError, match="mode must be one of marginal, network, got 'both'"):
-        unchecked(Posterior.unchecked_predictor)(posterior, n_samples=4, mode="both")
+        unchecked(Posterior.predictor)(posterior, n_samples=4, mode="both")
     with pytest.raises(ValueError, match="mean must be one of network, sampled, got 'median'"):
-        unchecked(Posterior.unchecked_predictor)(posterior, n_samples=4, mean="median")
+        unchecked(Posterior.predictor)(posterior, n_samples=4, mean="median")
     with pytest.raises(ValueError, match="n_samples must be at least 1"):
         posterior.sample(0)
     if name in OVER_LAYERS:

@@ -103,7 +103,7 @@ def answer_of(responder: Responder, query: Query, hits: Hits, described: Any, **
 
 
 def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
-    hits, described = engine.gallery.search(replace(query.embedding, samples=None), 10)
+    hits, described = engine.gallery.search(query.embedding, 10)
     return answer_of(Responder(made, 3), query, hits, described, **options)
 
 
@@ -219,7 +219,7 @@ def test_an_item_of_a_new_class_is_told_by_a_gallery_with_classes_of_one_item(
     shared_engine: Engine, made: Calibration, image: Query
 ) -> None:
     assert said(shared_engine, made, image)["unseen"] is None
-    _, described = shared_engine.gallery.search(replace(image.embedding, samples=None), 1)
+    _, described = shared_engine.gallery.search(image.embedding, 1)
     (label,) = (info.label for info in described.values())
     keys = torch.tensor([label_key(name) for name in (label, "a", "b", "c", "c")]).sort().values
     near, far = (replace(made, unseen=UnseenClasses(keys, torch.full((5,), at).double())) for at in (-1.0, 1.0))
@@ -291,7 +291,7 @@ def test_an_answer_says_in_words_why_a_query_is_uncertain(
         assert answer["doubt"] == doubts[row]
         parts = {name: float(values[row]) for name, values in embeddings.parts().items()}
         assert {name: answer[name] for name in parts} == parts
-    hits, infos = shared_engine.gallery.search(replace(image.embedding, samples=None), 2)
+    hits, infos = shared_engine.gallery.search(image.embedding, 2)
     for by, asked in ((responder, image), (Responder(made, 3), query)):
         body = answer_of(by, asked, hits, infos)
         assert {body[name] for name in ("doubt", *parts)} == {None}

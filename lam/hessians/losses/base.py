@@ -26,9 +26,9 @@ class ItemCurvature(ABC):
     def matrices(self) -> Float[Tensor, "N T D D"]:
         """Each H_a."""
 
-    @abstractmethod
     def total(self) -> Float[Tensor, "T D D"]:
         """Σ_a H_a."""
+        return self.matrices().sum(0)
 
     @abstractmethod
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
@@ -50,15 +50,11 @@ class BatchItems(ItemCurvature):
     def matrices(self) -> Float[Tensor, "N T D D"]:
         return self._checked("matrices", self.curvature.matrices(self.n, self.r, self.pairs))
 
-    def total(self) -> Float[Tensor, "T D D"]:
-        return self.matrices().sum(0)
-
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
         basis = basis.to(self.n)
         return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
 
     def _checked(self, method: str, h: Any) -> Tensor:
-        """`h`, the result of a method, after a check of its shape and its number of terms."""
         (N, D), name = self.n.shape, type(self.curvature).__name__
         rest = (D,) if method == "diagonal" else (D, D)
         if not isinstance(h, Tensor) or h.ndim != 2 + len(rest) or (len(h), *h.shape[2:]) != (N, *rest):

@@ -14,9 +14,7 @@ from lam.hessians.losses import Curvature, from_settings, to_settings
 from lam.hessians.losses.base import ItemCurvature
 from lam.utils import distributed
 
-MAX_MEMORY = 4 << 30
-"""Default limit in bytes on the sums of a structure."""
-
+MAX_MEMORY = 4 << 30  # default limit in bytes on the sums of a structure
 ROUNDING = 1e-6
 """A negative value smaller than this share of the largest absolute value counts as a rounding error of float32."""
 
@@ -229,6 +227,19 @@ class Structure(SummedCurvature):
     @abstractmethod
     def of_items(self: Same, features: Float[Tensor, "N P"], items: ItemCurvature) -> Same:
         """The structure with the sums of N items; the caller sets the counts."""
+
+    @property
+    def spectrum(self) -> Tensor:
+        """Eigenvalues of h, or of its approximation, including negative values."""
+        return self.h
+
+    @property
+    def level(self) -> float:
+        return float(self.spectrum.relu().mean())
+
+    @property
+    def clipped(self) -> float:
+        return share_negative(self.spectrum)
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:

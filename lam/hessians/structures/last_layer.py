@@ -13,12 +13,9 @@ from lam.hessians.losses.base import ItemCurvature
 from lam.hessians.structures.base import MAX_MEMORY, Shapes, Structure, eigen, share_negative, with_ones
 from lam.utils.checks import check_at_least
 
-BLOCK = 1 << 16
-"""Number of squared features in memory at once."""
-
+BLOCK = 1 << 16  # number of squared features in memory at once
 _SAME = 1e-5  # tolerance relative to A, above the error of eigenvectors that were rounded to float32
-RANK = 256
-"""Default number of columns of a sketch."""
+RANK = 256  # default number of columns of a sketch
 
 
 @dataclass(frozen=True)
@@ -48,16 +45,12 @@ class Diagonal(Structure):
         return replace(self, sums=sums.view_as(self.sums))
 
     @property
-    def clipped(self) -> float:
-        return float((self.h < 0).double().mean())
+    def spectrum(self) -> Float[Tensor, "D F"]:
+        return self.h.double()
 
     @property
-    def level(self) -> float:
-        return float(self.h.double().relu().mean())
-
-    def relu(self) -> Float[Tensor, "D F"]:
-        """h with negative entries set to zero, for the posterior precision."""
-        return self.h.relu()
+    def clipped(self) -> float:
+        return float((self.h < 0).double().mean())
 
 
 @dataclass(frozen=True)
@@ -96,12 +89,8 @@ class Full(Structure):
         return eigen(self.h)
 
     @property
-    def level(self) -> float:
-        return float(self.eigenbasis[0].relu().mean())
-
-    @property
-    def clipped(self) -> float:
-        return share_negative(self.eigenbasis[0])
+    def spectrum(self) -> Float[Tensor, " DF"]:
+        return self.eigenbasis[0]
 
 
 @dataclass(frozen=True)
@@ -169,10 +158,6 @@ class Kron(Structure):
         if moved is not self and "input_eigen" in vars(self):
             vars(moved)["input_eigen"] = tuple(part.to(device) for part in self.input_eigen)
         return moved
-
-    @property
-    def level(self) -> float:
-        return float(self.spectrum.relu().mean())
 
     @property
     def clipped(self) -> float:
@@ -252,19 +237,6 @@ class Ekfac(Structure):
     def eigenbasis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:
         """U_B and U_A."""
         return self.output_basis, self.input_basis
-
-    @property
-    def spectrum(self) -> Float[Tensor, "D F"]:
-        """The diagonal of the GGN in `eigenbasis`, including negative entries."""
-        return self.h
-
-    @property
-    def level(self) -> float:
-        return float(self.spectrum.relu().mean())
-
-    @property
-    def clipped(self) -> float:
-        return share_negative(self.h)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lam.pairs.pairs import Pairs
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training import History, Minibatch, Step, Training, device_of
 from lam.training.steps import normalized
-from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.checks import check_at_least, check_choice
 
 _LEAST_CROP = 0.3  # default crop_scale of the last member
 
@@ -163,11 +163,8 @@ class Aninfonce(Deterministic):
     name = "aninfonce"
 
     def __post_init__(self) -> None:
-        check_positive("concentration", self.concentration)
-        check_at_least("n_members", self.n_members, 1)
         check_at_least("negatives", self.negatives, 0.0)
-        if self.negatives >= self.concentration:
-            raise ValueError(f"negatives must be below concentration, {self.concentration:g}, got {self.negatives:g}")
+        AnInfoNCE(1, self.concentration, n_members=self.n_members, negatives=torch.tensor([float(self.negatives)]))
         if self.crop_scales is not None and len(self.crop_scales) != self.n_members:
             raise ValueError(
                 f"crop_scales must hold {self.n_members} scales, one for each member, got {len(self.crop_scales)}"

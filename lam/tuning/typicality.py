@@ -18,9 +18,7 @@ from torch import Tensor
 
 Record = TypeVar("Record", bound="TensorRecord")
 
-COMPONENTS = 64
-"""Greatest number of principal components for distances."""
-
+COMPONENTS = 64  # greatest number of principal components for distances
 QUANTILES = 0.98, 0.99
 """Quantiles of the two scores, distance and shape, over known items: the thresholds t_j of `Typicality`."""
 
@@ -52,38 +50,6 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
-class Components(TensorRecord):
-    """Principal components of unit rows.
-
-    Attributes:
-        centre: (P,) mean of the unit rows.
-        axes: (q, P) orthonormal components.
-    """
-
-    centre: Float[Tensor, " P"]
-    axes: Float[Tensor, "q P"]
-
-    def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
-        """Coordinates of the normalised rows along the axes, and squared lengths of the rows' residuals."""
-        centred = F.normalize(rows.to(self.axes)) - self.centre
-        coordinates = centred @ self.axes.T
-        return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
-
-    @staticmethod
-    def of(rows: Float[Tensor, "N P"], most: int, *, seed: int) -> "Components":
-        """Fit to at most 2,000 random rows: one component for every ten rows, at least one and at most `most`."""
-        from sklearn.decomposition import PCA
-
-        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]
-        units = F.normalize(rows[chosen.to(rows.device)]).double()
-        count = max(1, min(most, rows.shape[1], len(units) // 10))
-        # torch takes seeds of 64 bits, also negative ones; scikit-learn only of 32 bits
-        fitted = PCA(count, random_state=seed % 2**32).fit(units.cpu().numpy())
-        centre, axes = (torch.from_numpy(array).to(rows) for array in (fitted.mean_, fitted.components_))
-        return Components(centre, axes)
-
-
-@dataclass(frozen=True)
 class Typicality(TensorRecord):
     """The probability that features are of a known kind.
 
@@ -92,9 +58,9 @@ class Typicality(TensorRecord):
     above a threshold, p falls as 1/s_j², so that very far items keep their order.
 
     Attributes:
-        centre, axes: `Components` of unit features.
+        centre, axes: `principal_components` of unit features.
         reference: (O, q) coordinates of known features.
-        rest: (O,) squared length of each known item's residual; see `Components`.
+        rest: (O,) squared length of each known item's residual; see `coordinates_of`.
         shape_mean: (3,) mean of `shape_of` over known items.
         shape_whitening: (3, 3) matrix that whitens deviations from `shape_mean`.
         thresholds: (2,) t_j of distance and shape.
@@ -118,10 +84,30 @@ class Typicality(TensorRecord):
         """Scores of distance and shape, float64; higher means less known."""
         if not torch.compiler.is_exporting() and len(features) > _BLOCK:  # blocks limit the memory of distances
             return torch.cat([self.scores(part) for part in features.split(_BLOCK)])
-        components = Components(self.centre, self.axes)
-        distance = nearest_distance(components(features), (self.reference, self.rest))
+        distance = nearest_distance(coordinates_of(features, self.centre, self.axes), (self.reference, self.rest))
         unusual = ((shape_of(features) - self.shape_mean) @ self.shape_whitening).norm(dim=1)  # a Mahalanobis distance
         return torch.stack([distance, unusual], 1)
+
+
+def principal_components(rows: Float[Tensor, "N P"], *, seed: int) -> tuple[Float[Tensor, " P"], Float[Tensor, "q P"]]:
+    """Mean and orthonormal components of at most 2,000 random unit rows: one for every ten rows, from 1 to 64."""
+    from sklearn.decomposition import PCA
+
+    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]
+    units = F.normalize(rows[chosen.to(rows.device)]).double()
+    count = max(1, min(COMPONENTS, rows.shape[1], len(units) // 10))
+    # torch takes seeds of 64 bits, also negative ones; scikit-learn only of 32 bits
+    fitted = PCA(count, random_state=seed % 2**32).fit(units.cpu().numpy())
+    return torch.from_numpy(fitted.mean_).to(rows), torch.from_numpy(fitted.components_).to(rows)
+
+
+def coordinates_of(
+    rows: Float[Tensor, "N P"], centre: Float[Tensor, " P"], axes: Float[Tensor, "q P"]
+) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
+    """Coordinates of the normalised rows along the axes, and squared lengths of the rows' residuals."""
+    centred = F.normalize(rows.to(axes)) - centre
+    coordinates = centred @ axes.T
+    return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
 
 
 def p_known(
@@ -140,7 +126,7 @@ def p_known(
 def nearest_distance(
     items: tuple[Float[Tensor, "N q"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "O q"], Float[Tensor, " O"]]
 ) -> Float[Tensor, " N"]:
-    """log ½‖u − v‖² from each of N unit rows u to the nearest of O unit rows v; rows come as results of `Components`.
+    """log ½‖u − v‖² from each of N unit rows u to the nearest of O unit rows v; rows come from `coordinates_of`.
 
     The residuals of u and v count as orthogonal to each other, which nearly holds in many dimensions.
     """
@@ -173,14 +159,16 @@ def learn_typicality(
     """
 
     def learnt(known: Tensor) -> Typicality:
-        components = Components.of(known, COMPONENTS, seed=seed)
-        coordinates, rest = components(known if reference is None else torch.cat([known, reference]))
+        centre, axes = principal_components(known, seed=seed)
+        everything = known if reference is None else torch.cat([known, reference])
         shape = shape_of(known)
         values, vectors = torch.linalg.eigh(torch.cov(shape.T))
         inverse = torch.where(values > _ALIKE, values.clamp(min=_ALIKE).rsqrt(), 0.0)  # leaves out constant directions
         blank = shape.new_zeros(2)
+        coordinates, rest = coordinates_of(everything, centre, axes)
         return Typicality(
-            **components.tensors(),
+            centre=centre,
+            axes=axes,
             reference=coordinates,
             rest=rest,
             shape_mean=shape.mean(0),

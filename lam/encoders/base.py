@@ -28,8 +28,7 @@ from lam.vmf.embeddings import Embeddings
 
 OodScore = Literal["kappa", "knn"]
 NO_INPUTS = "there are no inputs to embed"
-N_SAMPLES = 32
-"""Default number of samples S behind each κ."""
+N_SAMPLES = 32  # default number of samples S behind each κ
 
 
 @dataclass(frozen=True)

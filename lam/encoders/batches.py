@@ -22,8 +22,7 @@ A dictionary may hold targets under `labels` or `label`, as in Hugging Face data
 become tensors.
 """
 
-REMEMBERED = 64
-"""Greatest number of training items that an encoder remembers."""
+REMEMBERED = 64  # greatest number of training items that an encoder remembers
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:

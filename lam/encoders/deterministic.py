@@ -27,8 +27,7 @@ from lam.vmf.embeddings import projected_resultant
 
 Same = TypeVar("Same", bound="TwoHeadedEncoder")
 
-_MOST = 80.0
-"""Greatest log variance, so that float32 holds the sum of the variances."""
+_MOST = 80.0  # greatest log variance, so that float32 holds the sum of the variances
 
 
 class DeterministicEncoder(Encoder):

@@ -27,9 +27,7 @@ from lam.vmf import Embeddings, mean_resultant_length
 
 Combine = Literal["concatenate", "mean"]
 
-ROUNDS = 10
-"""Greatest number of rounds of an alignment; two or three usually suffice."""
-
+ROUNDS = 10  # greatest number of rounds of an alignment; two or three usually suffice
 SETTLED = 1e-6
 """An alignment ends when a round raises the mean squared resultant length by at most this."""
 

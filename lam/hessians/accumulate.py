@@ -150,7 +150,6 @@ class LastLayerAccumulator(Accumulator):
 
 
 def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """Add up `share` and `n_share` of all processes; see `Accumulator.fit`."""
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:
@@ -170,7 +169,6 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
 
 
 def _missing_terms(total: Any) -> list[str]:
-    """Names of the terms without a summand."""
     return [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
 
 

@@ -24,9 +24,7 @@ from lam.pairs.pairs import Neighbours, Pairs
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_tensor
 
-ROWS = 4096
-"""Number of items in a block of features."""
-
+ROWS = 4096  # number of items in a block of features
 BLOCK_SIZE = {"cpu": 1 << 10, "cuda": 1 << 14}
 """Rows and columns of a block of similarities, by the kind of device; a block of float32 takes 1 GiB on a GPU."""
 
@@ -227,7 +225,6 @@ def _cross_terms(
 
 
 def _stream(features: Tensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Blocks of items, each with the index of its first item."""
     for start in range(0, len(features), ROWS):
         yield start, features[start : start + ROWS].to(device)
 

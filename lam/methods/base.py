@@ -208,7 +208,6 @@ def probe_of(dataset: Any) -> Tensor:
 
 
 def _input_of(item: Any) -> Tensor:
-    """The input of an item as a tensor; a `ValueError` for an input that is no array of numbers."""
     value = input_and_label(item)[0]
     try:
         return torch.as_tensor(value)

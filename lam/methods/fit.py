@@ -40,9 +40,7 @@ from lam.utils.checks import check_tensor
 
 _LOG = logging.getLogger(__name__)
 
-_IMAGENET_CLASSES = (1000, 21841, 21843)
-"""Numbers of classes in ImageNet's usual subsets."""
-
+_IMAGENET_CLASSES = (1000, 21841, 21843)  # numbers of classes in ImageNet's usual subsets
 _MANY_CLASSES = 100
 """With fewer classes, the numbers of embedding dimensions and of classes may be equal by chance."""
 
@@ -243,7 +241,6 @@ def empty_layers_curvature(
 
 
 def _settings_of(options: Laplace | None, margin: float | None) -> Laplace:
-    """The options, by default `Laplace(margin=margin)`; `ValueError` if they give no loss."""
     if options is not None and margin is not None:
         raise ValueError(f"margin must be given within options: Laplace(margin={margin!r}, ...)")
     options = Laplace(margin=margin) if options is None else options
@@ -256,7 +253,6 @@ def _settings_of(options: Laplace | None, margin: float | None) -> Laplace:
 
 
 def _n_batches(loader: Any) -> int | None:
-    """Number of batches in this process; None for a loader without a length."""
     try:
         return ceil(len(loader) / distributed.world_size())
     except TypeError:
@@ -264,7 +260,6 @@ def _n_batches(loader: Any) -> int | None:
 
 
 def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a layer is the identity."""
     square = weight.shape[0] == weight.shape[1] and (bias is None or not bias.any())
     return square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
 

@@ -37,9 +37,7 @@ from lam.vmf.embeddings import Mean
 
 _CONTRASTIVE_SETTINGS = ("margin", "split", "fix", "negative_weight")
 
-OWN = "own"
-"""Name for the curvature of the network's training loss."""
-
+OWN = "own"  # name for the curvature of the network's training loss
 Options = TypeVar("Options", bound="LaplaceMethod")
 Tune = Literal["calibration", "marginal_likelihood", "none"]
 
@@ -120,7 +118,6 @@ class LaplaceMethod(Method):
 
     @property
     def _contrastive_settings(self) -> dict[str, Any]:
-        """The options of the contrastive curvature that differ from their defaults."""
         own = {name: getattr(self, name) for name in _CONTRASTIVE_SETTINGS}
         return {name: value for name, value in own.items() if value != getattr(LaplaceMethod, name)}
 

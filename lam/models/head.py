@@ -28,9 +28,7 @@ from lam.utils.checks import check_finite
 
 RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
-ADDED = "(added)"
-"""Path of a head that is added after the network; its input is the network's output."""
-
+ADDED = "(added)"  # path of a head that is added after the network; its input is the network's output
 _CHANGED = 1e-3  # relative change of a weight beyond rounding
 _ALONE = "give inputs[None] for one item alone"
 _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
@@ -234,7 +232,6 @@ def run(network: nn.Module, inputs: Any, weights: Mapping[str, Tensor] | None = 
 
 
 def _arguments(network: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Named inputs as positional and keyword arguments of a network."""
     try:
         inspect.signature(network.forward).bind(**inputs)
     except TypeError as error:
@@ -320,7 +317,6 @@ def check_matrix(output: Any, *, by_name: bool = False) -> None:
 
 
 def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
-    """Reject a network whose output for an item is random or depends on the other items of the batch."""
     with evaluating(network):
         norms = ((path, each) for path, each in network.named_modules() if isinstance(each, _BatchNorm))
         norm = next((path for path, each in norms if each.training or each.running_mean is None), None)

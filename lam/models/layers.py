@@ -156,15 +156,12 @@ def rows_at_once(
 
 
 def _copy_inference_tensors(value: Any) -> Any:
-    """Inputs with copies of tensors that were made in inference mode, because autograd cannot save such tensors."""
     if isinstance(value, Mapping):
         return {name: _copy_inference_tensors(each) for name, each in value.items()}
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _problems(network: nn.Module, head: str, probe: Any, paths: Sequence[str]) -> dict[str, str]:
-    """Reasons, by path, why a posterior cannot cover a layer."""
-
     def calls_with(N: int) -> dict[str, Any]:
         with evaluating(network), record_layers(network, paths) as calls:
             run(network, items(probe, [0] * N))
@@ -237,7 +234,6 @@ def _layers_with_reused_weights(network: nn.Module, head: str, inputs: Any, path
 
 @torch.no_grad()
 def _is_changed_by_hook(module: nn.Module, entered: tuple[Any, ...], output: Any) -> bool:
-    """Whether a hook changes the output of a linear layer or a convolution."""
     if not (module._forward_hooks and isinstance(module, (nn.Linear, nn.Conv2d))):
         return False
     with evaluating(module):

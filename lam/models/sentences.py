@@ -125,7 +125,6 @@ def _n_layers(network: Any) -> int:
 
 
 def _with_every_layer(network: Any, name: str) -> Any:
-    """The same network with `EveryLayer` after it."""
     if not (n_before := _n_layers(network)):
         raise ValueError(f"sentence-transformers:{name} is no transformer of several layers: give layers='last'")
     config = network[0].model.config

@@ -195,7 +195,6 @@ def _draw_pairs(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pai
 
 
 def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Weights of at most `max_pairs` random unordered pairs, and n times the share of pairs drawn."""
     candidates = weights.triu(1).nonzero()
     if len(candidates) <= max_pairs:
         return weights, n

@@ -43,8 +43,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 
-_COMPARED = 8
-"""A checkpoint is resumed only if this number of items have the same values as before."""
+_COMPARED = 8  # a checkpoint is resumed only if this number of items have the same values as before
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,6 @@ class Loop:
         at.validation.append(value)
 
     def _weights(self) -> dict[str, Tensor]:
-        """Weights of network and loss, and the state of the step."""
         return _flatten({owner: part.state_dict() for owner, part in self.stateful.items()})
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -347,7 +345,6 @@ def _unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _fingerprint_of(dataset: Any, name: str) -> str | None:
-    """Fingerprint of a data set's attribute; None without the attribute."""
     values = getattr(dataset, name, None)
     return None if values is None else _fingerprint(values.tolist() if hasattr(values, "tolist") else list(values))
 

@@ -154,7 +154,6 @@ class Training(TrainingOptions):
 
 
 def _can_learn(part: object) -> bool:
-    """Whether a module or tensor requires a gradient; False for other objects."""
     tensors = part.parameters() if isinstance(part, nn.Module) else [part]
     return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
 

@@ -30,17 +30,13 @@ from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, kappa_from_res
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 FOLDS = 5
-LEAST_ITEMS = 20
-"""Least number of items with a match that `learn` needs."""
-
+LEAST_ITEMS = 20  # least number of items with a match that `learn` needs
 Doubt = Literal["", "I have not seen such a thing", "this could be several things"]
 UNSEEN: Doubt = "I have not seen such a thing"
 SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
-ODDS = 100.0
-"""Prior odds of a known item in the combined κ; p_known itself has prior odds of 1."""
-
+ODDS = 100.0  # prior odds of a known item in the combined κ; p_known itself has prior odds of 1
 SHARPNESS = tuple(2.0**exponent for exponent in range(1, 10))
 """Candidates for s in the neighbour weights exp(s cos)."""
 _AMBIGUOUS, _LEVEL, _DRAWS = 0.1, 0.05, 50

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-COARSE = 7
-"""Number of patches along each side of a blurred image."""
+COARSE = 7  # number of patches along each side of a blurred image
 
 
 def is_images(inputs: Any) -> bool:

@@ -110,6 +110,5 @@ def quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
 def _integrate(
     function: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, nodes: Sequence[Sequence[float]] = _NODES
 ) -> Tensor:
-    """Integral of the function between each pair of limits, by Gauss-Legendre quadrature."""
     half = (stop - start) / 2
     return half * sum(weight * function(start + (1 + node) * half) for node, weight in nodes)

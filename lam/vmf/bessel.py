@@ -260,7 +260,6 @@ def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float,
 
 
 def _recursion_steps(dimension: int) -> int:
-    """Number of steps of backward recursion that begins at an order of at least `_MINIMAL_ORDER`."""
     return max(0, _MINIMAL_ORDER + 1 - dimension // 2)
 
 

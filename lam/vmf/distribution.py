@@ -28,8 +28,6 @@ from lam.vmf.embeddings import weighted_mean_resultant
 
 
 class _UnitVector(constraints.Constraint):
-    """Vectors of length 1, up to `unit_tolerance`."""
-
     event_dim = 1
 
     def check(self, value: Float[Tensor, "... D"]) -> Bool[Tensor, "..."]:

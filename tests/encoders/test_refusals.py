@@ -39,7 +39,7 @@ from tests.helpers import unchecked
         (
             [(torch.randn(5, 6), torch.zeros(5, dtype=torch.long))],
             {"curvature": InfoNCECurvature(0.1)},
-            r'no batch of 5 items has a curvature, .*: shuffle.* pairs="dataset"',
+            r'no batch of the 5 items has a curvature, .*: shuffle .* pairs="dataset"',
         ),
         (
             [(torch.randn(5, 6), torch.arange(5))],

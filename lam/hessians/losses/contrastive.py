@@ -30,9 +30,7 @@ Fix = Literal["positive", "fixed", "full", "projected"]
 SPLITS: tuple[str, ...] = get_args(Split)
 FIXES: tuple[str, ...] = get_args(Fix)
 
-BLOCK_ELEMENTS = 1 << 22
-"""Number of products φ_aj φ_bj in memory at once."""
-
+BLOCK_ELEMENTS = 1 << 22  # number of products φ_aj φ_bj in memory at once
 GATHER_COST = 40
 """Cost of a product φ_aj φ_bj, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
 

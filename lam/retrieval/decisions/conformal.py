@@ -80,7 +80,6 @@ class ConformalScores:
 
     @cached_property
     def _weights(self) -> Float[Tensor, " N"]:
-        """Weight of each score: 1 / number of scores in its unit."""
         position, counts = self._units
         return 1 / counts[position].double()
 
@@ -177,7 +176,6 @@ class ConformalScores:
 
     @cached_property
     def _cumulative(self) -> Float[Tensor, "..."]:
-        """(N + 1,) cumulative sums of the weights, beginning with 0."""
         return F.pad(self._weights.cumsum(0), (1, 0))
 
     def _require_units(self, target: float) -> None:

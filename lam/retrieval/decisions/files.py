@@ -107,7 +107,6 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
 
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
-    """The tensors of the calibration's parts, by the name of the part and of its field."""
     parts: dict[str, Any] = {name: getattr(calibration, name) for name in _IN_TABLES}
     parts |= {f"{_FLAG}{name}": known for name, known in calibration.detector.calibrated.items()}
     parts["impostors"] = calibration.verifier and calibration.verifier.impostors
@@ -119,6 +118,5 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
 
 
 def _parts(name: str, tables: dict[str, Tensor]) -> dict[str, Any]:
-    """The tensors of one part, by the name of its field."""
     start = f"{name}."
     return {key.removeprefix(start): table for key, table in tables.items() if key.startswith(start)}

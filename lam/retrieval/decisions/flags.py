@@ -146,7 +146,6 @@ def _needs(scores: Sequence[str], *evidence: str) -> bool:
 
 
 def _evidence(names: tuple[str, ...]) -> str:
-    """The evidence of scores, in words."""
     words = {
         "embeddings": "embeddings",
         "parts": "an encoder that has learnt ambiguity",

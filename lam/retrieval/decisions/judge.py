@@ -150,7 +150,6 @@ def _embeddings(queries: Queries) -> Embeddings:
 
 
 def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
-    """Reject embeddings that are not unit vectors of this dimension; the error begins with `name`."""
     try:
         unit_vectors(embeddings, dimension)
     except ValueError as error:
@@ -178,7 +177,6 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
-    """A matrix of floats from a tensor, an array or lists."""
     try:
         rows = _tensor(values)
     except (ValueError, TypeError) as error:

@@ -30,9 +30,7 @@ from lam.retrieval.decisions.probability import (
 from lam.retrieval.metrics.scores import SCORES
 from lam.utils.checks import check_share
 
-UNUSUAL = 0.02
-"""P(known) is below 1 for this share of the calibration queries, the most unusual ones."""
-
+UNUSUAL = 0.02  # P(known) is below 1 for this share of the calibration queries, the most unusual ones
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
 """Scores that are higher for some kinds of strangers."""
 
@@ -41,9 +39,7 @@ _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 OtherScores = Mapping[str, Float[Tensor, "..."]]
 """Scores by name, one value for each of O strangers or unlabelled queries."""
 
-SHARE = 0.5
-"""Default share of queries without a match."""
-
+SHARE = 0.5  # default share of queries without a match
 MONOTONE_SCORES = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
 """Scores that are higher for strangers, chosen on validation data of photographs, faces, characters and texts."""
 

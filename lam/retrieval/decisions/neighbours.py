@@ -17,8 +17,7 @@ from lam.utils.checks import check_length
 
 PER_ITEM = {"knn": 1, "mean_cosine": 1, "votes": 1, "weighted_votes": 5}
 """Greatest number of neighbours by score, as a multiple of the class size."""
-MIN_QUERIES = 10
-"""Least number of items in each of the two groups that a choice compares."""
+MIN_QUERIES = 10  # least number of items in each of the two groups that a choice compares
 _ROWS = 1000  # at most this many reference items are compared with the whole reference
 
 

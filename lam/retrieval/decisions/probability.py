@@ -20,15 +20,11 @@ from lam.utils.checks import check_finite, check_length
 Scores = Mapping[str, Float[Tensor, " N"]]
 """Scores by name, one value for each of N searches."""
 
-FOLDS = 5
-"""Number of folds of a cross-validation."""
-
+FOLDS = 5  # number of folds of a cross-validation
 MIN_PER_OUTCOME = 10
 """Least number of right and of wrong first hits for a regression on more than one score."""
 
-SINGLE_SCORE = "cosine"
-"""The only score of a regression with too few right or wrong first hits."""
-
+SINGLE_SCORE = "cosine"  # the only score of a regression with too few right or wrong first hits
 LOGISTIC_COUNTS = 300
 """Weight m of the logistic curve in `Correctness`, chosen by log score on validation data."""
 
@@ -94,7 +90,6 @@ class ExtendedOdds:
 
 
 def _median_and_spread(score: Tensor) -> tuple[float, float]:
-    """Median, and spread as in `RankOdds`."""
     low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     return middle, (high - low) or float(score.double().std(correction=0)) or 1.0
 
@@ -176,7 +171,6 @@ class MonotoneRegression:
 
     @cached_property
     def _columns(self) -> Float[Tensor, "3 E 1"]:
-        """Median, spread and weight of each score."""
         return torch.tensor([self.medians, self.spreads, self.weights], dtype=torch.float64)[..., None]
 
 

@@ -22,12 +22,8 @@ from lam.retrieval.decisions.conformal import clopper_pearson
 from lam.vmf.embeddings import KAPPA_RANGE
 
 State = Literal["holds", "in doubt", "broken"]
-DOUBT = 0.05
-"""Greatest probability that the state is ever `in doubt` while nothing has changed."""
-
-BROKEN = 0.01
-"""Greatest probability that the state is ever `broken` while the promises hold."""
-
+DOUBT = 0.05  # greatest probability that the state is ever `in doubt` while nothing has changed
+BROKEN = 0.01  # greatest probability that the state is ever `broken` while the promises hold
 _CELLS = 4096
 _LEAST_GAP = 1e-6  # of 1 − cosine
 _RANGES = {"kappa": KAPPA_RANGE, "cosine": (_LEAST_GAP, 2.0)}

@@ -17,9 +17,7 @@ from lam.utils.blocks import row_blocks
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _BLOCK_ELEMENTS = 2**22
-LEVEL = 0.9
-"""Promised share of intervals that hold the cosine."""
-
+LEVEL = 0.9  # promised share of intervals that hold the cosine
 _HITS = 10  # number of first hits used for each query; answers seldom show more
 _PAIRS = 2000  # greatest number of pairs
 

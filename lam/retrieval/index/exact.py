@@ -51,7 +51,6 @@ def rank(
 
 
 def _float_of(vectors: Tensor) -> torch.dtype:
-    """The type of the vectors, or torch's default type if it is no floating-point type."""
     return vectors.dtype if vectors.is_floating_point() else torch.get_default_dtype()
 
 

@@ -292,7 +292,6 @@ def _parts(chunks: Sequence[Chunk], start: int, end: int) -> Iterator[tuple[Chun
 def _search_chunk(
     chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray | None
 ) -> Found:
-    """The k best of some rows of a chunk."""
     stored, kappa, allowed = chunk.vectors[rows], chunk.kappa[rows], chunk.allowed(rows, least_kappa, among)
     n_allowed = int(allowed.sum())
     k, n_hidden = min(k, n_allowed), len(kappa) - n_allowed
@@ -322,7 +321,6 @@ def _nearest_of(kept: np.ndarray, stored: np.ndarray, vectors: np.ndarray, k: in
 
 
 def _no_hits(queries: int) -> Found:
-    """Empty hits for a number of queries."""
     return np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32), np.empty((queries, 0))
 
 

@@ -323,7 +323,6 @@ def short_number(value: float) -> str:
 
 
 def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:
-    """Each entry with its own colour and line style."""
     for number, (name, value) in enumerate(named.items()):
         again, color = divmod(number, len(_PALETTE))
         yield {"color": _PALETTE[color], "linestyle": _LINES[again]}, _literal(name), value

@@ -19,21 +19,15 @@ from lam.utils.autocast import without_autocast
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_at_least, check_finite, check_length
 
-NEIGHBOUR = 5
-"""Default k of the k-NN score."""
-
-LAYER_NEIGHBOURS = 3
-"""Default k of `layer_change`."""
-
+NEIGHBOUR = 5  # default k of the k-NN score
+LAYER_NEIGHBOURS = 3  # default k of `layer_change`
 EXPONENTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Candidates for β of `radial_mahalanobis`, from unit vectors to raw features; the first wins a tie."""
 
 _BLOCK, _PRODUCTS = 512, 2**25  # greatest numbers of items and of cosines in memory at once
 _SAME_LENGTH = 1e-5  # a smaller relative spread of lengths is a rounding error
 _SAME_DIRECTION = 1e-5  # a smaller difference between embeddings and features is a rounding error
-COMPONENTS = 256
-"""Number of principal components to which wider features are reduced."""
-
+COMPONENTS = 256  # number of principal components to which wider features are reduced
 _RIDGE = 1e-7  # share of the mean variance, added to every variance because some components are constant
 
 

@@ -325,6 +325,19 @@ def real_held_out() -> list[Row]:
     return of_real(heads, 3, figures, REAL_HELD_OUT)
 
 
+@table
+def new_data() -> list[Row]:
+    """Decisions of `lam search` on new items and on classes that lam never saw."""
+    heads = ["recall@1", "AUROC: first cosine", "AUROC: κ", "AUROC: probability", "false accepts", "false flags", "ECE"]
+    figures = ["recall@1", *(f"auroc_right_{score}" for score in ("cosine", "kappa", "probability"))]
+    figures += ["false_accepts", "false_flags", "ece_probability"]
+    results, rows = read("new_data"), [["data (seeds)", *heads]]
+    for data in ("icons", "definitions"):
+        seeds = [one for name, one in results.items() if name.startswith(data)]
+        rows.append([f"{data} ({len(seeds)})", *(spread_of([one[figure] for one in seeds], 3) for figure in figures)])
+    return rows
+
+
 # Both questions, by score, on networks that were trained for it.
 
 MADE = ("inverted", "permuted", "blurred", "turned")

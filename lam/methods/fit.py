@@ -168,7 +168,7 @@ def fit_features(
 ) -> BayesianEncoder:
     """Fit the posterior of a linear layer to all pairs of items, from stored features.
 
-    The time grows with N²: one core takes a quarter of an hour for 100,000 items of 768 dimensions.
+    The time grows with N²: one core takes 4 s for 6,000 items of 768 dimensions.
 
     Args:
         features: (N, P) inputs of the layer.

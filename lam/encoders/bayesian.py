@@ -156,11 +156,14 @@ class BayesianEncoder(Encoder):
             return
         held_out = HeldOut.of(held_out)
         batches = labelled_batches(held_out.batches, "tuning by calibration")
-        read = self._read(tqdm(batches, desc="embedding", unit="batch", disable=not progress))
-        pairs = [(own, targets_of(features, targets)) for own, features, targets in read]
-        if not pairs:
+        posterior_inputs: list[Any] = []
+        parts: list[Tensor] = []
+        for own, features, of_batch in self._read(tqdm(batches, desc="embedding", unit="batch", disable=not progress)):
+            posterior_inputs.append(own)
+            parts.append(targets_of(features, of_batch))
+        if not parts:
             raise ValueError("tuning needs at least one batch: the loader gave no batch")
-        posterior_inputs, targets = [own for own, _ in pairs], torch.cat([own for _, own in pairs])
+        targets = torch.cat(parts)
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = held_out.relevance(self.relation, targets)

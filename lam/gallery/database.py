@@ -156,9 +156,7 @@ class Transaction:
         try:
             if isinstance(operation, DeleteWhere):
                 query = f"SELECT key, sha256 FROM items WHERE {operation.where.sql.text}"
-                with limited_time(
-                    self._writer
-                ):  # the query alone: interrupting the deletion would undo the transaction
+                with limited_time(self._writer):  # only the query: an interrupted deletion would undo the transaction
                     rows = self._writer.execute(query, operation.where.sql.parameters).fetchall()
                 return self._delete_rows(rows)
             is_patch = isinstance(operation, Patch)

@@ -331,7 +331,7 @@ def new_data() -> list[Row]:
     heads = ["recall@1", "AUROC: first cosine", "AUROC: κ", "AUROC: probability", "false accepts", "false flags", "ECE"]
     figures = ["recall@1", *(f"auroc_right_{score}" for score in ("cosine", "kappa", "probability"))]
     figures += ["false_accepts", "false_flags", "ece_probability"]
-    results, rows = read("new_data"), list[Row]([["data (number of draws)", *heads]])
+    results, rows = read("new_data"), list[Row]([["data (draws)", *heads]])
     for data in ("icons", "definitions"):
         seeds = [one for name, one in results.items() if name.startswith(data)]
         rows.append([f"{data} ({len(seeds)})", *(spread_of([one[figure] for one in seeds], 3) for figure in figures)])

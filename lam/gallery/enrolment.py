@@ -113,8 +113,7 @@ def enrol(
     pairs = [(images[first], images[row]) for first, *others in rows_by_id.values() for row in others]
     if not fuse:
         _check_copies(pairs)
-    advice = "give all images of an item the same" if fuse else _SEPARATE
-    _warn_of_other_metadata(pairs, advice)
+    _warn_of_other_metadata(pairs, "give all images of an item the same metadata" if fuse else _SEPARATE)
     rows_by_id = {item_id: _distinct(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
     used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]

@@ -87,10 +87,12 @@ def without_copies(splits: Splits, ood: Mapping[str, Dataset]) -> tuple[Splits, 
             dropped.setdefault(item.part, set()).add(item.row)
 
     def kept(name: str, part: Dataset) -> Dataset:
-        rows = [row for row in range(len(part)) if row not in dropped.get(name, ())]
+        if name not in dropped:
+            return part
+        rows = [row for row in range(len(part)) if row not in dropped[name]]
         if not rows:
             raise ValueError(f"--data.duplicates=drop leaves nothing of the part '{name}': all its items are copies")
-        return part.subset(torch.tensor(rows)) if name in dropped else part
+        return part.subset(torch.tensor(rows))
 
     known = {name: kept(name, part) for name, part in splits.parts().items()}
     outside = {name: kept(OOD_SET + name, part) for name, part in ood.items()}

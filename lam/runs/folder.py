@@ -78,7 +78,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     if path.is_file():
         previous = files.read_yaml(path)
         if isinstance(previous, Mapping):
-            with suppress(ValueError):  # it may be no configuration
+            with suppress(ValueError):  # a file that is not a configuration is compared as it is
                 previous = RunConfig.parsed(previous).resolved()
         differences = sorted(_differences(_without_roots(previous), _without_roots(settings)))
         if differences:

@@ -161,8 +161,8 @@ class Table:
             return column
         if not texts:
             return [json.loads(text or "0") for text in column]
-        told = f"{len(texts)} of its {n_filled} values are no plain numbers, such as {column[texts[0]]!r}"
-        warnings.warn(f"{self.path}: {name} remains text: {told} in line {self.lines[texts[0]]}", Note, stacklevel=3)
+        problem = f"{len(texts)} of its {n_filled} values are not plain numbers, such as {column[texts[0]]!r}"
+        warnings.warn(f"{self.path}: {name} remains text: {problem} in line {self.lines[texts[0]]}", Note, stacklevel=3)
         return column
 
     def filled(self, names: Collection[str]) -> "Table":

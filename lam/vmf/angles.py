@@ -1,4 +1,4 @@
-"""Polar angle between a von Mises-Fisher draw and the mean direction: draws, quantiles, derivative by kappa."""
+"""Polar angle between a von Mises-Fisher draw and the mean direction: draws, quantiles, derivative in kappa."""
 
 import math
 from collections.abc import Callable, Sequence

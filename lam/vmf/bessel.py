@@ -340,7 +340,7 @@ _DERIVATIVES = {
 
 
 class _Function(torch.autograd.Function):
-    """A field of `_Bessel`, or log C_D; A_D' has no derivative, and autograd would return 0 without the error."""
+    """A field of `_Bessel`, or log C_D. A_D' has no derivative here: an error replaces autograd's silent zero."""
 
     generate_vmap_rule = True
 

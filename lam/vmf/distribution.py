@@ -54,7 +54,7 @@ class VonMisesFisher(Distribution):
 
     Raises:
         ValueError: for batch shapes that do not broadcast, or integers. With `validate_args`, also for a loc that is
-            no unit vector, a concentration that is negative or not finite, or D below 2.
+            not a unit vector, a concentration that is negative or not finite, or D below 2.
 
     Example:
         >>> vmf = VonMisesFisher(torch.tensor([[0.0, 1.0]]), torch.tensor([2.0]))

@@ -133,7 +133,7 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
     A first pass over blocks of samples computes the mean direction. A second pass computes the mean of
     ||x - mean||^2 / 2, which is 1 - R for unit vectors.
 
-    Errors are as of `mean_resultant_length`; weights must have the samples' shape, be finite, ≥ 0 and not all 0.
+    Errors as in `mean_resultant_length`; weights must have the samples' shape, be finite, ≥ 0 and not all 0.
     """
     check_floating(samples=samples)
     if samples.ndim < 2 or len(samples) < 1 or samples.shape[-1] < 2:
@@ -241,7 +241,7 @@ class Embeddings:
         return self.p_known is not None
 
     def rows(self) -> dict[str, Tensor]:
-        """The tensors with one row for each item, by name: all but `samples`."""
+        """The tensors by name; each has one row for each item."""
         return {name: getattr(self, name) for name in _BY_ITEM} | self.parts()
 
     def parts(self) -> dict[str, Tensor]:
@@ -297,7 +297,7 @@ class Embeddings:
         """The items of several batches, in order.
 
         Args:
-            parts: at least one batch. The result has samples if every batch has them.
+            parts: at least one batch.
 
         Raises:
             ValueError: for no batch, means that are not comparable, or parts of κ in only some batches.

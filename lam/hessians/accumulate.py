@@ -75,7 +75,7 @@ class Accumulator(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LastLayerAccumulator(Accumulator):
-    """Sums up the curvature in the weights of a linear last layer, whose inputs are features (N, P).
+    """Sums up the curvature with respect to the weights of a linear last layer, whose inputs are features (N, P).
 
     Attributes:
         weight: (D, P) weight of the layer.

@@ -33,7 +33,7 @@ Same = TypeVar("Same", bound="LayersPosterior")
 
 @dataclass(frozen=True, kw_only=True)
 class LayersAccumulator(Accumulator):
-    """Sums up the curvature in the weights of `layers` of a network. Its layer `head` computes the outputs."""
+    """Sums up the curvature with respect to the weights of `layers`; the layer `head` computes the outputs."""
 
     network: nn.Module
     head: str
@@ -68,10 +68,11 @@ class _Redrawn:
 
 @dataclass(frozen=True)
 class LayersPosterior(Posterior):
-    """`Posterior` over the weights of several layers; h is diagonal in a basis for each layer.
+    """`Posterior` over the weights of several layers; the curvature h is diagonal in a basis for each layer.
 
     `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes: f are the trained network's outputs
-    and J is their Jacobian by θ. The outputs have covariance J Σ Jᵀ. `sampled` runs S networks with sampled weights.
+    and J is their Jacobian with respect to θ. The outputs have covariance J Σ Jᵀ. `sampled` runs S networks with
+    sampled weights.
 
     Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
 

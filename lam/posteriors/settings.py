@@ -14,7 +14,7 @@ PRIOR_RATIO = 1e-4  # default `Posterior.prior_ratio`; `benchmarks/real.py poste
 def check_settings(
     prior_precision: float | None, likelihood_scale: float | None, *, prior_ratio: Any = PRIOR_RATIO, seed: Any = 0
 ) -> None:
-    """Reject settings that are not positive and finite, and a seed that is no integer."""
+    """Reject settings that are not positive and finite, and a seed that is not an integer."""
     check_positive("prior_precision", prior_precision)
     if prior_precision is not None:
         check_at_least("prior_precision", prior_precision, LEAST_PRIOR)
@@ -26,7 +26,7 @@ def check_settings(
 
 
 def check_seed(seed: Any) -> None:
-    """Reject a seed that is no integer, or out of the range of torch's generators."""
+    """Reject a seed that is not an integer, or is out of the range of torch's generators."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ValueError(f"seed must be an integer, got {seed!r}")
     if not -(2**63) <= operator.index(seed) < 2**64:

@@ -3,7 +3,7 @@
 An output f has length r and direction n = f/r. Two directions with distance d and cosine c have the loss ½ d² = 1 − c.
 The Gauss-Newton curvature linearises the network, but not the loss. The normalisation f/r belongs to the network in the
 split `euclidean`, and to the loss in the split `arccos`. The curvature of a pair has blocks: H11 and H22 hold second
-derivatives by one output, and H12 holds derivatives by both outputs (cross terms). The diagonal for a linear layer
+derivatives with respect to one output, and H12 with respect to both (cross terms). The diagonal for a linear layer
 needs only the diagonals of these blocks, such as the entries H12_i. Cross terms take a matmul for each output, or for
 each block of pairs if this is cheaper. A pair of items a and b has the weight t_ab; φ_aj is input j of item a.
 
@@ -65,7 +65,7 @@ def tangent(n: Float[Tensor, "N D"], weights: Float[Tensor, "*B N 1"]) -> OuterP
 
 
 def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
-    """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: r² times the second derivative of −c by f = r n."""
+    """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: r² times the Hessian of −c at f = r n."""
     c = (n * m).sum(-1, keepdim=True)
     return OuterProducts(c, n[:, None], torch.addcmul(m, c, n, value=-1.5)[..., None, :])
 
@@ -118,7 +118,7 @@ class ContrastiveCurvature(SummedByPartners):
 
     Attributes:
         margin: in (0, 2]; negative pairs at this distance or farther have no curvature. A margin below about 0.01 needs
-            float64 features. None only in a method's options, for the margin of its loss.
+            float64 features. In a method's options, None stands for the margin of its loss.
         split: whether the normalisation of outputs is linearised (`euclidean`) or not (`arccos`).
         fix: terms of the curvature: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.

@@ -28,7 +28,7 @@ class SupConCurvature(SoftmaxCurvature):
     Source: Khosla et al. (2020), equation 2.
 
     Attributes:
-        temperature: τ > 0; None only in a method's options, for the temperature of its loss.
+        temperature: τ > 0. In a method's options, None stands for the temperature of its loss.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Example:
@@ -49,7 +49,7 @@ class SupConCurvature(SoftmaxCurvature):
         return (pairs.n_matched,)
 
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
-        # log 0 = −∞ removes items that are no candidates, such as the item itself, from the sum
+        # log 0 = −∞ removes items that are not candidates, such as the item itself, from the sum
         return (block.z + (block.positive + block.negative).log()).logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
@@ -65,7 +65,7 @@ class SupConCurvature(SoftmaxCurvature):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
     ) -> Float[Tensor, "T D F"]:
-        """Second derivatives by an anchor and its candidate, and by two candidates of one anchor.
+        """Second derivatives with respect to an anchor and its candidate, and to two candidates of one anchor.
 
         `lam.hessians.losses.softmax` defines ω, ε and η. For output i let x_ab = ∂z_ab/∂f_a,i and w_ab = ∂z_ab/∂f_b,i.
         With e_a = Σ_b ε x, h_a = Σ_b η x, E_a = Σ_b ε w φ_b and H_a = Σ_b η w φ_b, the sum at the logits is
@@ -137,8 +137,8 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
     Source: Rusak et al. (2024), equation 3.
 
     Attributes:
-        concentration: (D,) Λ > 0, the difference Λ⁺ − Λ⁻ of `lam.losses.AnInfoNCE`; None only in a method's options,
-            for the values that its loss learns.
+        concentration: (D,) Λ > 0, the difference Λ⁺ − Λ⁻ of `lam.losses.AnInfoNCE`. In a method's options, None
+            stands for the values that its loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Example:
@@ -175,9 +175,9 @@ class VarConCurvature(SoftmaxCurvature):
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
-        temperature: τ > 0; None only in a method's options, for the temperature of its loss.
-        epsilon: ε, between −τ and τ; no effect if `split` is `logits`. None only in a method's options, for the value
-            that its loss learns.
+        temperature: τ > 0. In a method's options, None stands for the temperature of its loss.
+        epsilon: ε, between −τ and τ; no effect if `split` is `logits`. In a method's options, None stands for the
+            value that its loss learns.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Example:

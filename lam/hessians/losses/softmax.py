@@ -1,10 +1,10 @@
 """Curvature of cross-entropies under a softmax of similarities, the base of SupCon, InfoNCE, VarCon and AnInfoNCE.
 
 Anchor a has the output f_a = r_a n_a, with length r_a and direction n_a. Its logit for a candidate b is
-z_ab = n_a · g_b − β_b. For cosines over a temperature τ, g_b = n_b/τ and β_b = 0. The derivative of z_ab by f_a is
-u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is convex in the logits z_a. The loss's gradient −t_a and second derivative
-diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ by z_a define t, ω, ε and η. The Gauss-Newton curvature with respect to f_a linearises
-the network, so it depends on where the network ends and the loss begins (the split):
+z_ab = n_a · g_b − β_b. For cosines over a temperature τ, g_b = n_b/τ and β_b = 0. The gradient of z_ab in f_a is
+u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is convex in the logits z_a. With respect to z_a, its gradient is −t_a and its
+second derivative is diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ, which defines t, ω, ε and η. The Gauss-Newton curvature with
+respect to f_a linearises the network, so it depends on where the network ends and the loss begins (the split):
 
     at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
                       positive semi-definite
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 class Derivatives(NamedTuple):
-    """Each anchor's loss by its logits: the second derivative diag(ω) − ε ηᵀ − η εᵀ, and the negative gradient t."""
+    """Derivatives of each anchor's loss in its logits: diag(ω) − ε ηᵀ − η εᵀ (second), and the negative gradient t."""
 
     weights: Float[Tensor, "N O"]  # ω
     first: Float[Tensor, "N O"]  # ε
@@ -127,7 +127,7 @@ class SoftmaxCurvature(SummedByPartners):
 
     @abstractmethod
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of each anchor's loss by a block of its logits, from `normaliser` and `sums` over all blocks."""
+        """Derivatives of each anchor's loss in a block of its logits, from `normaliser` and `sums` over all blocks."""
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> "Softmaxes":
         """Softmaxes over the other items of a batch, or over fixed candidates."""
@@ -207,7 +207,7 @@ class Softmaxes(SliceableItems):
         return torch.stack(parts).sum(0, keepdim=True)
 
     def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
-        """Derivatives of each anchor's loss by all of its logits, a block of candidates at a time.
+        """Derivatives of each anchor's loss in all of its logits, a block of candidates at a time.
 
         A softmax over blocks takes three passes: for the normaliser, for `sums`, and for the derivatives. A single
         block is cached between passes. Several blocks are computed again, to save memory.
@@ -289,7 +289,7 @@ class Softmaxes(SliceableItems):
         return total + arccos(n, moments.residual * scale).total()
 
     def _as_candidates(self) -> Float[Tensor, "N D"]:
-        """Second derivatives of the anchors' losses by the outputs of their candidates; a batch is one block."""
+        """Second derivatives of the anchors' losses with respect to their candidates' outputs; a batch is one block."""
         ((block, (weights, _, _, residual)),) = self.derivatives()
         g, along = self.gradients, block.along  # the items are the candidates, so `along` is symmetric
         diagonal = projected_squares(self.n, weights.T @ g.square(), (weights * along).T @ g) / self.r.square()

@@ -180,7 +180,7 @@ class SummedCurvature(ABC):
     @property
     def _counts(self) -> tuple[int, ...]:
         if self.counts is None:
-            raise ValueError("a running mean is no sum over batches: batches cannot be added to it or subtracted")
+            raise ValueError("a running mean is not a sum over batches: batches cannot be added to it or subtracted")
         return self.counts
 
 

@@ -35,7 +35,7 @@ Basis = tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]]
 
 @dataclass(frozen=True)
 class Dense:
-    """Jacobians J_a of N items as one tensor: derivatives of an item's D outputs in the n weights of any layer."""
+    """Jacobians J_a of N items as one tensor: derivatives of an item's D outputs with respect to the n weights."""
 
     J: Float[Tensor, "N D n"]
 
@@ -58,7 +58,7 @@ class Dense:
 class Outer:
     """As `Dense`: Jacobians g_a ⊗ φ_a for a matrix that is applied at one place only; stored as factors."""
 
-    slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's outputs
+    slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs with respect to the layer's
     inputs: Float[Tensor, "N F"]  # φ
 
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
@@ -146,8 +146,8 @@ def jacobian(
 ) -> Dense | Outer:
     """Jacobians of a network's D outputs with respect to the weights of a layer, in evaluation mode.
 
-    `slopes` are the derivatives by the layer's outputs. The Jacobian is expressed in `basis`, orthonormal bases for the
-    rows and columns of the layer's matrix; a layer without a matrix ignores them.
+    `slopes` are the derivatives with respect to the layer's outputs. The Jacobian is expressed in `basis`, orthonormal
+    bases for the rows and columns of the layer's matrix; a layer without a matrix ignores them.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))
@@ -315,8 +315,8 @@ class LayersKron(LayersCurvature):
 
     A is the mean over items a of Σ_z φ_az φ_azᵀ, with the matrix's input φ_az at z. B is Σ_t w_t S_t/n_t (see
     `SummedCurvature`) with S_t = 1/Z Σ_a Σ_z g_azᵀ H_a g_az, with H_a of `Structure`. g_az is the Jacobian of the
-    network's outputs by the layer's output at z. The product assumes that places are alike and not correlated. For a
-    last layer with one place, B ⊗ A equals `Kron`.
+    network's outputs with respect to the layer's output at z. The product assumes that places are alike and not
+    correlated. For a last layer with one place, B ⊗ A equals `Kron`.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 

@@ -51,7 +51,7 @@ def draw_reliability(axes: Any, probability: Tensor, correct: Tensor) -> None:
 
 
 def draw_flagged(axes: Any, known: Tensor, outside: Tensor, threshold: float, title: str) -> None:
-    """Scores of known queries and of outsiders, and the threshold between them."""
+    """Scores of known queries and of strangers, and the threshold between them."""
     edges = torch.linspace(0, float(torch.cat([known, outside]).quantile(0.99)), 40)
     for values, name, colour in ((known, "known", COLOURS[IF_KNOWN]), (outside, title, "#6b4fa0")):
         axes.hist(values.clamp(max=edges[-1]), edges, density=True, alpha=0.55, label=name, color=colour)

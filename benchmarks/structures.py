@@ -41,7 +41,7 @@ from lam.retrieval.metrics.ood import auroc
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
-from lam.tuning.outsiders import is_images
+from lam.tuning.alterations import is_images
 from lam.vmf.embeddings import Embeddings
 
 FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "share_clipped", "variance_clipped")
@@ -60,7 +60,7 @@ TUNED_OVER_LAYERS = 500
 N_SAMPLES = 32
 NEIGHBOURS = 10
 MADE = 500
-"""From how many validation images outsiders are made."""
+"""Greatest number of validation images to alter."""
 
 
 def timed(compute: Callable[[], Any]) -> tuple[Any, float]:

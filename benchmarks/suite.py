@@ -50,7 +50,7 @@ class Source:
     Attributes:
         configuration: of `lam run`.
         settings: that do not depend on the method.
-        ood: outsiders, the main ones first.
+        ood: OOD sets, the main one first.
     """
 
     configuration: str

@@ -4,7 +4,7 @@
 
 RUN is the folder of a finished run of laplace_posthoc with training.loss=supcon. Each setting is fitted as a diagonal
 to the training features of `structures.py`, its scale tuned on a part of the validation split, and judged on the rest:
-AUSC by κ and ECE, and the AUROC by κ of outsiders that are made of its images. results/supcon_settings.json has a row
+AUSC by κ and ECE, and the AUROC by κ of its altered images. results/supcon_settings.json has a row
 for every run and setting.
 """
 
@@ -73,7 +73,7 @@ def measured(run: str, cache: Path) -> dict[str, Callable[[], dict[str, Any]]]:
         head.tune([tuned])
         metrics, encoder.posterior = evaluate(head, [judged]).metrics, head.posterior
         made = encoder.recommend(loader_of(images.limit(MADE, seed=0), batch_size=250)).metrics()
-        return {"ausc": metrics["ausc"], "ece": metrics["ece"], "auroc_of_made": made["kappa_on_made"]}
+        return {"ausc": metrics["ausc"], "ece": metrics["ece"], "auroc_of_altered": made["kappa_on_altered"]}
 
     return {title: partial(measure, *setting) for title, setting in settings(posterior.curvature.curvature).items()}
 

@@ -341,7 +341,7 @@ def new_data() -> list[Row]:
 # Both questions, by score, on networks that were trained for it.
 
 MADE = ("inverted", "permuted", "blurred", "turned")
-"""Outsiders that `made_outsiders.py` makes of test images."""
+"""Kinds of alteration in `altered_images.py`."""
 RIGHT = "p_right"
 
 
@@ -521,9 +521,9 @@ def reruns() -> list[Row]:
 
 
 @table
-def made_outsiders() -> list[Row]:
+def altered_images() -> list[Row]:
     """Of clothes, by the scores that flag."""
-    results = read("made_outsiders")["fashionmnist"]
+    results = read("altered_images")["fashionmnist"]
     kinds = (results["outside"], *MADE)
     scores = ("kappa", "variance", "norm", "knn", "mahalanobis", "relative_mahalanobis", "mahalanobis_knn", "cosine")
     rows = [[SCORES[key].short, *over_seeds(results, [f"{key}@{kind}" for kind in kinds])] for key in scores]
@@ -651,7 +651,7 @@ def images() -> list[Row]:
 @table
 def supcon_settings() -> list[Row]:
     """What validation splits say, over the runs that have a setting."""
-    figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_made": "AUROC of altered images"}
+    figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_altered": "AUROC of altered images"}
     rows: list[Row] = [["curvature (seeds), on validation images", *figures.values()]]
     runs = [part for name, part in read("supcon_settings").items() if name != "machine"]
     for setting in dict.fromkeys(key for run in runs for key in run):

@@ -245,7 +245,7 @@ def batches_of(inputs: Tensor, labels: Tensor, size: int = 64) -> Batches:
     return list(zip(inputs.split(size), labels.split(size), strict=True))
 
 
-def test_an_identity_keeps_the_embeddings_and_recognises_outsiders_by_their_neighbours(digits: dict[str, Tensor]):
+def test_an_identity_keeps_the_embeddings_and_recognises_ood_items_by_their_neighbours(digits: dict[str, Tensor]):
     network = random(nn.Sequential, nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
     test = batches_of(digits["test"], digits["test_labels"])
     encoder = lam.fit(

@@ -132,7 +132,7 @@ def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = Fal
     return _images(classes, sorted(classes), preprocessing)
 
 
-def outsiders(*, root: str | Path, like: Dataset) -> FolderImages:
+def ood_items(*, root: str | Path, like: Dataset) -> FolderImages:
     """All images of a folder, with the preprocessing of `like`, or ImageNet's if `like` holds no images; see `read`."""
     preprocessing = like.preprocessing if isinstance(like.preprocessing, Preprocessing) else Preprocessing.imagenet()
     return read(root=root, preprocessing=preprocessing)

@@ -230,7 +230,7 @@ def read(
     return _with_gallery(texts, _texts(answers, **style)) if answers else texts
 
 
-def outsiders(*, root: str | Path, like: Dataset, text: str | None = None, skip_empty: bool = False) -> Texts:
+def ood_items(*, root: str | Path, like: Dataset, text: str | None = None, skip_empty: bool = False) -> Texts:
     """All texts or questions of a file, with the preprocessing of `like` if it holds texts; see `read`."""
     style: dict[str, Any] = {"preprocessing": preprocessing_like(like), "columns": Columns(text=text)}
     return read(root=root, answered=False, skip_empty=skip_empty, **style)

@@ -222,7 +222,7 @@ class Encoder(ABC):
         return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that `save` writes beside the network; by default the tensors in `keeps`."""
+        """Tensors that `save` writes in addition to the network; by default the tensors in `keeps`."""
         return {name: value for name in self.keeps if isinstance(value := getattr(self, name), Tensor)}
 
     def predict_batches(

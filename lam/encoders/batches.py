@@ -75,9 +75,9 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
     """The batches of a loader, or a list of one batch.
 
     Args:
-        inputs: a loader, or one batch. Two tensors, or a tensor and a list, of equal length are inputs and targets if
-            `labelled`; so are two tensors if the second has fewer axes, and a tensor and a list without tensors.
-            Otherwise they are two batches.
+        inputs: a loader, or one batch. A tensor, followed by a tensor or list of equal length, is one batch of inputs
+            and targets in three cases: `labelled` is set, the second tensor has fewer axes, or the list holds no
+            tensors. In other cases, they are two batches.
         labelled: whether every batch has targets.
 
     Raises:
@@ -176,7 +176,7 @@ class HashedBatches:
         return len(self._batches)  # type: ignore[arg-type]  # raises TypeError for a generator, as it should
 
     def among(self, hashes: Iterable[int], rows: Iterable[int] | None = None) -> int:
-        """Number of these hashes that belong to items read so far, or only to the items in `rows`."""
+        """Number of these hashes among the items read so far; with `rows`, only among the items at these positions."""
         seen = set(self._hashes if rows is None else (self._hashes[row] for row in rows))
         return sum(number in seen for number in hashes)
 

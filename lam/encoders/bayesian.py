@@ -24,7 +24,7 @@ from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval import auroc
-from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
+from lam.tuning.alterations import Recommendation, alterations, is_images
 from lam.tuning.scale import CLIPPED_LIMIT, Tuning, best_posterior, calibrate_scale, complaint, tune_prior
 from lam.utils.checks import check_choice, check_tensor
 from lam.utils.files import check_output
@@ -194,8 +194,8 @@ class BayesianEncoder(Encoder):
         for batch in tqdm(as_batches(loader), desc="recommending", unit="batch", disable=not progress):
             images = split_batch(batch)[0]
             if not is_images(images):
-                raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
-            kinds = {"known": images, **make_outsiders(images)} if len(images) else {}
+                raise ValueError("only images can be altered: give batches of floating-point tensors (N, C, H, W)")
+            kinds = {"known": images, **alterations(images)} if len(images) else {}
             for kind, inputs in kinds.items():
                 prediction = predict(inputs, n_items)
                 embeddings = self.with_ambiguity(prediction.features, prediction.embeddings)

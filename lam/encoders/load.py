@@ -58,7 +58,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
         saved = encoder_files.load(folder, inner)
         if saved.kind not in ENCODERS:
             raise ValueError(
-                f"{folder} holds an encoder of kind {saved.kind!r}; known kinds are {', '.join(ENCODERS)}: enter "
+                f"{folder} holds an encoder of kind {saved.kind!r}; known kinds are {', '.join(ENCODERS)}: register "
                 "others with lam.encoders.load.register"
             )
         encoder = ENCODERS[saved.kind].restored(saved)

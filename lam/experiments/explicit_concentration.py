@@ -26,7 +26,7 @@ Base = Literal["simclr", "simsiam", "byol", "swav"]
 Addition = Literal["none", "square", "likelihood"]
 BY_KIND = "Rank correlation of severity and mean κ, by kind of corruption"
 """Title of a table like the paper's table 1: a row for each kind, and a column for each base and addition."""
-OUTSIDERS = "AUROC of outsiders, by features, κ and both"
+BY_OOD_SET = "AUROC of OOD images, by features, κ and both"
 """Title of a table like the paper's table 2, for trainings with κ."""
 _METHODS: dict[Base, type[ViewsMethod]] = {"simclr": Simclr, "simsiam": Simsiam, "byol": Byol, "swav": Swav}
 _BLOCK = 512  # items whose distances are in memory at once
@@ -40,10 +40,10 @@ class ExplicitConcentration(ImageExperiment):
     Then the network is frozen. Its features train a linear classifier, and 20 neighbours vote. For each kind of
     corruption, the table has the rank correlation of mean κ with severities 0 to 5; −1 is best. A linear classifier on
     the mean directions answers, and −κ detects its wrong answers (AUROC, and the p-value of the Mann-Whitney test).
-    `outlyingness` separates OOD images (outsiders) from test images (AUROC).
+    `outlyingness` separates OOD images from test images (AUROC).
 
     The authors use ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; this experiment lacks changes of
-    colour, flips and frost. For outsiders, they use the features of another network, trained with labels.
+    colour, flips and frost. For OOD images, they use the features of another network, trained with labels.
 
     Attributes:
         bases: base methods.
@@ -52,7 +52,7 @@ class ExplicitConcentration(ImageExperiment):
         decay: factor λ of the regulariser "square", λκ².
         jitter, noise: strengths of two changes of each view, as in `lam.methods.Simclr`.
         batch_size: images in a batch, each with two views.
-        ood: folder (or None) of each set of outsiders, by its name in `lam.datasets.load_ood`.
+        ood: folder (or None) of each OOD set, by its name in `lam.datasets.load_ood`.
     """
 
     bases: tuple[Base, ...] = get_args(Base)
@@ -78,10 +78,10 @@ class ExplicitConcentration(ImageExperiment):
     def run(self, progress: Progress) -> Outcome:
         """Run the experiment: a table row for each base method with each addition, and tables of κ."""
         train, test = self.parts()
-        outsiders = {
+        ood_sets = {
             name: datasets.load_ood(name, like=test, root=root).limit(len(test)) for name, root in self.ood.items()
         }
-        rows, curves, by_kind, of_outsiders = [], {}, {}, []
+        rows, curves, by_kind, of_ood = [], {}, {}, []
         for base in self.bases:
             for addition in self.additions:
                 method, unused = self._method(base, addition), losses.build(margin=0.7)
@@ -100,17 +100,17 @@ class ExplicitConcentration(ImageExperiment):
                 }
                 found = {kind: rank_correlation(torch.arange(6), torch.tensor(by)) for kind, by in means.items()}
                 row |= self._of_kappa(found, kappa if addition != "none" else None, right)
-                for name, items in outsiders.items() if addition != "none" else ():
+                for name, items in ood_sets.items() if addition != "none" else ():
                     inside, outside = (outlyingness(part, known) for part in (unseen, predicted(encoder, items)))
                     areas = {by: auroc(inside[by], outside[by]) for by in inside}
-                    of_outsiders.append({"base": base, "regulariser": addition, "outsiders": name, **areas})
+                    of_ood.append({"base": base, "regulariser": addition, "OOD set": name, **areas})
                 rows.append({**row, SECONDS: seconds})
                 for kind, correlation in found.items():
                     by_kind.setdefault(kind, {"kind": kind})[f"{base}, {addition}"] = correlation
                 curves = curves or {kind: over_severity(by) for kind, by in means.items()}
         plot = Plot("severity", "mean κ", curves)
         plots = {"Mean κ over severity, of the first row that has one": plot} if curves else {}
-        tables = {BY_KIND: [*by_kind.values()], OUTSIDERS: of_outsiders}
+        tables = {BY_KIND: [*by_kind.values()], BY_OOD_SET: of_ood}
         return Outcome(rows, plots, tables={title: table for title, table in tables.items() if table})
 
     def _method(self, base: Base, addition: Addition) -> ViewsMethod:
@@ -134,7 +134,7 @@ class ExplicitConcentration(ImageExperiment):
 
 
 def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor]:
-    """Three scores (N,) of items, higher for outsiders, as in the paper's table 2.
+    """Three scores (N,) of items, higher for OOD items, as in the paper's table 2.
 
     `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as another
     feature. For distances, features and κ are divided by their standard deviations over the known items, if they vary.

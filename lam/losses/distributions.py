@@ -66,7 +66,7 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the loss's curvature, or of a similar curvature, by the means at this κ."""
+        """Name and settings of the curvature of this loss, or of a similar one, in the mean directions at this κ."""
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...

@@ -30,7 +30,7 @@ from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.posteriors import Posterior
 from lam.training import History, Training
-from lam.tuning.outsiders import is_images
+from lam.tuning.alterations import is_images
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.utils.random import seeded
 from lam.vmf.embeddings import Mean

@@ -49,7 +49,7 @@ class Mining:
             pytorch-metric-learning, the limit is on unordered positive pairs, and the same on negative pairs.
 
     Raises:
-        ValueError: for an unknown name, or a limit that is no integer of at least 1.
+        ValueError: for an unknown name, or a limit that is not an integer of at least 1.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])

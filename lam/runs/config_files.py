@@ -68,10 +68,10 @@ def load_config(
 def _parse_override(override: str) -> tuple[str, Any]:
     """The name and the value of `--NAME=VALUE`; a single OOD set becomes a list."""
     name, value = parse_setting(override, RunConfig, COMMAND)
-    return name, [_outsiders(value)] if name == "data.ood" and isinstance(value, str) else value
+    return name, [_ood_set(value)] if name == "data.ood" and isinstance(value, str) else value
 
 
-def _outsiders(name: str) -> dict[str, str]:
+def _ood_set(name: str) -> dict[str, str]:
     """Settings of an OOD set from the name of a data set, a folder, or a file of texts."""
     is_texts = name.lower().endswith(FORMS)
     if not is_texts and "/" not in name and not Path(name).is_dir():

@@ -190,8 +190,8 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
             "The OOD score of this encoder is the k-NN distance: its head is an identity after a trained network, so "
             "its κ says little about the distance from the data."
         )
-    if "kappa_on_made" in metrics:
-        kappa, variance = metrics["kappa_on_made"], metrics["variance_on_made"]
+    if "kappa_on_altered" in metrics:
+        kappa, variance = metrics["kappa_on_altered"], metrics["variance_on_altered"]
         better = "kappa" if kappa >= variance else "variance"
         yield (
             "κ detects altered validation images (inverted, with permuted pixels, blurred) with an AUROC of "

@@ -277,15 +277,15 @@ def test_a_list_or_an_object_is_no_text_and_no_label(value: object, column: str,
     with pytest.raises(ValueError, match=f"{column} must be one value"):
         read(root=path, preprocessing=TextPreprocessing())
     if column != "question":
-        assert len(datasets.texts.outsiders(root=path, like=Texts(["a"], torch.zeros(1).long()))) == 4
+        assert len(datasets.texts.ood_items(root=path, like=Texts(["a"], torch.zeros(1).long()))) == 4
 
 
-def test_outsiders_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
+def test_ood_items_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
     like = Texts(["a", "b"], torch.tensor([0, 0]), preprocessing=TextPreprocessing(max_bytes=32))
     path = csv_of(tmp_path / "others.csv", "text", [("one",), ("two",)])
-    outsiders = datasets.load_ood("texts", root=path, like=like)
-    assert outsiders.names == ("one", "two")
-    assert outsiders.shape == (32,)
+    ood = datasets.load_ood("texts", root=path, like=like)
+    assert ood.names == ("one", "two")
+    assert ood.shape == (32,)
     digits = datasets.load("digits").test
     with pytest.raises(ValueError, match=r"descriptions has items of shape \(4096,\), but digits of \(1, 8, 8\)"):
         datasets.load_ood("descriptions", like=digits)
@@ -314,7 +314,7 @@ def test_questions_alone_need_no_answers(tmp_path: Path) -> None:
         datasets.texts.read(root=path, preprocessing=TextPreprocessing())
     for texts in (
         datasets.texts.read(root=path, preprocessing=TextPreprocessing(), answered=False),
-        datasets.texts.outsiders(root=path, like=Texts(["a"], torch.zeros(1).long())),
+        datasets.texts.ood_items(root=path, like=Texts(["a"], torch.zeros(1).long())),
     ):
         assert texts.texts == ("who won?", "how do I boil an egg?")
         assert texts.is_query is None
@@ -343,9 +343,9 @@ def test_docstrings_are_parted_and_descriptions_are_others() -> None:
     assert sum(map(len, names)) == len(set.union(*names)) > 1000
     assert "math" in splits.train.classes
     assert splits.train.preview(0).metadata["name"].startswith(splits.train.classes[int(splits.train.labels[0])])
-    outsiders = datasets.load_ood("descriptions", like=splits.test)
-    assert len(outsiders) > 20
-    assert not set(outsiders.names) & set.union(*names)
+    ood = datasets.load_ood("descriptions", like=splits.test)
+    assert len(ood) > 20
+    assert not set(ood.names) & set.union(*names)
 
 
 @pytest.mark.filterwarnings("ignore:.* is read as values separated by semicolons")

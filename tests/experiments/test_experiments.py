@@ -16,7 +16,7 @@ from lam.experiments import EXPERIMENTS, conduct, load_experiment
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, pairs_of_way, uniform_on_sphere
 from lam.experiments.augmentation_readout import AugmentationReadout
 from lam.experiments.base import SECONDS, Plot
-from lam.experiments.explicit_concentration import BY_KIND, OUTSIDERS, ExplicitConcentration, outlyingness
+from lam.experiments.explicit_concentration import BY_KIND, BY_OOD_SET, ExplicitConcentration, outlyingness
 from lam.experiments.images import NETWORKS
 from lam.experiments.networks import trained_decoder
 from lam.experiments.posterior_recovery import PosteriorRecovery, Process, compared, drawn, pairs_of_batch
@@ -505,10 +505,10 @@ def test_outputs_are_unit_vectors_or_as_the_encoder_gives_them() -> None:
 
 
 @pytest.mark.long
-def test_kappa_is_told_by_kind_and_of_outsiders_for_each_training_that_has_one() -> None:
+def test_kappa_is_told_by_kind_and_of_ood_sets_for_each_training_that_has_one() -> None:
     short = SHORT["explicit-concentration"] | {"bases": ("simclr",), "epochs": 1}
     outcome = ExplicitConcentration(**short, accelerator="cpu").run(lambda *_: None)
-    by_kind, of_outsiders = outcome.tables[BY_KIND], outcome.tables[OUTSIDERS]
+    by_kind, of_ood = outcome.tables[BY_KIND], outcome.tables[BY_OOD_SET]
     assert [row["kind"] for row in by_kind] == list(published_kinds(1))
     for row in outcome.rows:
         if row["κ"] == "none":
@@ -520,12 +520,12 @@ def test_kappa_is_told_by_kind_and_of_outsiders_for_each_training_that_has_one()
     for of_kind in by_kind:
         severities, means = map(torch.tensor, zip(*plot.curves[str(of_kind["kind"])], strict=True))
         assert of_kind["simclr, square"] == rank_correlation(severities, means)
-    assert [(row["regulariser"], row["outsiders"]) for row in of_outsiders] == [("square", "digits_patches")]
-    for row in of_outsiders:
+    assert [(row["regulariser"], row["OOD set"]) for row in of_ood] == [("square", "digits_patches")]
+    for row in of_ood:
         assert all(0 <= row[by] <= 1 for by in ("features", "κ", "both"))  # pyright: ignore [reportOperatorIssue]
 
 
-def test_outsiders_are_told_by_features_by_kappa_and_by_both_in_units_of_the_known() -> None:
+def test_ood_images_are_told_by_features_by_kappa_and_by_both_in_units_of_the_known() -> None:
     def prediction(features: list[list[float]], kappa: list[float]) -> Prediction:
         directions = torch.tensor([[1.0, 0.0]]).expand(len(kappa), -1)
         return Prediction(

@@ -196,7 +196,7 @@ def test_runs_on_different_data_or_evaluations_are_refused(
         compare(runs, output)
 
 
-def test_an_evaluation_without_answers_or_outsiders_is_kept(tmp_path: Path) -> None:
+def test_an_evaluation_without_answers_or_ood_items_is_kept(tmp_path: Path) -> None:
     none = torch.empty(0)
     Curves(none.bool(), none, torch.tensor([-1.0, -2.0]), {}, None).save(tmp_path)
     found = Curves.load(tmp_path)

@@ -223,7 +223,7 @@ def test_options_below_options_are_read_as_yaml(overrides: list[str], expected: 
     assert config.data.options == {"preprocessing": expected}
 
 
-def test_one_set_of_outsiders_needs_no_list(tmp_path: Path) -> None:
+def test_one_ood_set_needs_no_list(tmp_path: Path) -> None:
     folder = tmp_path / "other birds"
     folder.mkdir()
     for value, expected in (

@@ -268,12 +268,12 @@ METRICS: dict[str, Metric] = {
     "no_match_prevalence": Metric(
         "share without a match", "neither", "the AUPRC of a useless score", prevalence, ("matched", "unmatched")
     ),
-    "kappa_on_made": Metric(
+    "kappa_on_altered": Metric(
         "AUROC of κ, altered images",
         "higher",
         "mean over three alterations of validation images: inverted, pixels permuted, blurred",
     ),
-    "variance_on_made": Metric(
+    "variance_on_altered": Metric(
         "AUROC of the variance, altered images", "higher", "the same mean, by the variance before normalisation"
     ),
     "tuned_scale": Metric("likelihood scale s", "neither", "chosen by the log score on the validation split"),

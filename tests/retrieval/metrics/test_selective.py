@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.retrieval.metrics.uncertainty import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 
 # What generalized_risk_stats of fd-shifts (commit 8ac4f6d) and trapezoids give: of the known queries, and of these with
-# the outsiders as wrong answers, halved. MTEB's nauc does not average over ties, so that the tied one there is a mean
+# the strangers as wrong answers, halved. MTEB's nauc does not average over ties, so that the tied one there is a mean
 # over 8,000 to 20,000 random orders.
 DISTINCT = (
     [2, 11, 25, 21, 10, 4, 29, 16, 23, 6, 18, 26, 3, 30, 8, 0, 19, 12, 20, 13, 7, 5, 17, 14],
@@ -34,7 +34,7 @@ def tensors(case: tuple[list[int], list[int], list[int]]) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize(
-    ("case", "area", "with_outsiders"),
+    ("case", "area", "with_strangers"),
     [
         (DISTINCT, 0.12239583333333334, 0.099365234375),
         (TIED, 0.14322916666666666, 0.105712890625),
@@ -42,11 +42,11 @@ def tensors(case: tuple[list[int], list[int], list[int]]) -> tuple[Tensor, Tenso
     ],
 )
 def test_augrc_is_what_its_inventors_code_gives(
-    case: tuple[list[int], list[int], list[int]], area: float, with_outsiders: float
+    case: tuple[list[int], list[int], list[int]], area: float, with_strangers: float
 ) -> None:
     doubt, correct, outside = tensors(case)
     assert augrc(correct, doubt) == pytest.approx(area, abs=1e-14)
-    assert scod_augrc(correct, doubt, outside) == pytest.approx(with_outsiders, abs=1e-14)
+    assert scod_augrc(correct, doubt, outside) == pytest.approx(with_strangers, abs=1e-14)
 
 
 def test_abstention_is_what_mteb_gives() -> None:

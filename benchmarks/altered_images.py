@@ -1,10 +1,10 @@
 """Outsiders that are made of the test images themselves, by every score, by `combined` and by P(right), over seeds.
 
-    python benchmarks/made_outsiders.py NAME=RUN ... [--limit 4000]
+    python benchmarks/altered_images.py NAME=RUN ... [--limit 4000]
 
 Each RUN is a finished run on images; runs of one NAME are seeds. Gallery, calibration and scores are those of
 `answers.py`. Half of the test images, at most 2,000, are inverted, have their pixels permuted, are blurred to 7 × 7
-patches and turned by 90 degrees; the first OOD set stands beside them. results/made_outsiders.json holds the AUROC of
+patches and turned by 90 degrees; the first OOD set stands beside them. results/altered_images.json holds the AUROC of
 each by NAME; a call replaces its own NAMEs alone. `fashionmnist` there is of an earlier form, which searched within the
 test images and had neither `combined` nor P(right).
 """
@@ -23,21 +23,21 @@ from lam.retrieval.metrics.ood import auroc
 from lam.runs.data import EMBEDDING_BATCH
 from lam.runs.finished import Run
 from lam.runs.sweep import summary
-from lam.tuning.outsiders import make_outsiders
+from lam.tuning.alterations import alterations
 
 MOST = 2000
 
 
 def made_of(images: Dataset, *, seed: int) -> dict[str, list[Tensor]]:
-    """Sets of made outsiders, as batches."""
+    """Altered images by kind, as batches."""
     drawn = images.limit(min(MOST, len(images) // 2), seed=seed)
     pixels = torch.stack([drawn[row][0] for row in range(len(drawn))])
-    made = {**make_outsiders(pixels, seed=seed), "turned": pixels.rot90(1, (2, 3))}
+    made = {**alterations(pixels, seed=seed), "turned": pixels.rot90(1, (2, 3))}
     return {kind: list(worse.split(EMBEDDING_BATCH)) for kind, worse in made.items()}
 
 
 def measure(cell: Cell, seed: int, limit: int) -> dict[str, float]:
-    """AUROC of each set of outsiders by each score, named SCORE@SET."""
+    """AUROC of each set of altered images by each score, named SCORE@SET."""
     test = cell.splits.test.limit(limit, seed=seed)
     title, outside = next(iter(cell.ood.items()))
     known, _ = cell.answers(test, test.labels)
@@ -64,7 +64,7 @@ def main() -> None:
             rows[seed] = measure(cell, seed, parsed.limit)
             print(name, seed, rows[seed], file=sys.stderr, flush=True)
             result = {"outside": next(iter(cell.ood)), **summary(rows), "seeds": rows}
-            write("made_outsiders", {**kept("made_outsiders"), name: result})
+            write("altered_images", {**kept("altered_images"), name: result})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def is_images(inputs: Any) -> bool:
     return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
 
 
-def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
+def alterations(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
     """Altered images by kind: inverted, with pixels permuted alike in all images, and blurred to 7 × 7 patches."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     H, W = images.shape[2:]
@@ -50,4 +50,4 @@ class Recommendation:
         return max(self.means, key=lambda score: self.means[score])
 
     def metrics(self) -> dict[str, float]:
-        return {f"{score}_on_made": mean for score, mean in self.means.items()}
+        return {f"{score}_on_altered": mean for score, mean in self.means.items()}

@@ -10,7 +10,7 @@ from torch import nn
 import lam
 from lam.methods import LaplacePosthoc
 from lam.retrieval.metrics.registry import METRICS
-from lam.tuning.outsiders import Recommendation, make_outsiders
+from lam.tuning.alterations import Recommendation, alterations
 from tests.methods.small_data import images, network, training
 
 
@@ -22,24 +22,24 @@ def batches(seed: int = 1) -> list[Any]:
     return list(torch.utils.data.DataLoader(images(seed=seed), batch_size=20))
 
 
-def test_outsiders_have_the_shape_and_the_values_of_the_images():
+def test_altered_images_have_the_shape_and_the_values_of_the_images():
     known = torch.rand(5, 2, 9, 11, generator=torch.Generator().manual_seed(0))
-    made = make_outsiders(known)
+    made = alterations(known)
     assert set(made) == {"inverted", "permuted", "blurred"}
     low, high = known.amin((1, 2, 3), keepdim=True), known.amax((1, 2, 3), keepdim=True)
     torch.testing.assert_close(made["inverted"] + known, (low + high).expand_as(known))
     torch.testing.assert_close(made["permuted"].flatten(2).sort(2)[0], known.flatten(2).sort(2)[0])
     assert made["blurred"].var((2, 3)).max() < known.var((2, 3)).min()
-    for kind, outsiders in made.items():
-        assert outsiders.shape == known.shape
-        torch.testing.assert_close(make_outsiders(known[2:3])[kind], outsiders[2:3])  # whatever the batch
-    assert not torch.equal(make_outsiders(known, seed=1)["permuted"], made["permuted"])
+    for kind, altered in made.items():
+        assert altered.shape == known.shape
+        torch.testing.assert_close(alterations(known[2:3])[kind], altered[2:3])  # whatever the batch
+    assert not torch.equal(alterations(known, seed=1)["permuted"], made["permuted"])
 
 
 def test_the_score_of_the_highest_mean_is_recommended():
     recommendation = Recommendation({"kappa": {"a": 0.9, "b": 0.5}, "variance": {"a": 0.8, "b": 0.7}})
     assert recommendation.score == "variance"
-    assert recommendation.metrics() == pytest.approx({"kappa_on_made": 0.7, "variance_on_made": 0.75})
+    assert recommendation.metrics() == pytest.approx({"kappa_on_altered": 0.7, "variance_on_altered": 0.75})
     assert recommendation.metrics().keys() <= METRICS.keys()
 
 
@@ -50,7 +50,7 @@ def test_a_recommendation_is_that_of_the_auroc_of_each_score_and_is_saved(struct
     recommendation = encoder.recommend(batches())
     assert recommendation == encoder.recommendation
     known = torch.cat([inputs for inputs, _ in batches()])
-    inside, outside = encoder.embed(known), encoder.embed(make_outsiders(known)["inverted"])
+    inside, outside = encoder.embed(known), encoder.embed(alterations(known)["inverted"])
     expected = lam.retrieval.auroc(inside.variance, outside.variance)
     assert recommendation.auroc["variance"]["inverted"] == pytest.approx(expected, abs=1e-3)
     expected = lam.retrieval.auroc(-inside.kappa, -outside.kappa)
@@ -71,7 +71,7 @@ def test_a_method_recommends_where_inputs_are_images_alone():
     flat = lam.fit(nn.Sequential(nn.Linear(6, 3)), [features], margin=1.0, progress=False)
     method.tune_on(flat, [features])
     assert flat.recommendation is None
-    with pytest.raises(ValueError, match=r"outsiders are made from images: give batches of floating-point tensors \(N"):
+    with pytest.raises(ValueError, match="only images can be altered"):
         flat.recommend([features])
     with pytest.raises(ValueError, match="no inputs"):
         encoder.recommend([])

@@ -193,7 +193,7 @@ class _ViewsOfImages:
 
 
 class _PlainViews:
-    """Random views of images in a data set that is no `Dataset`, such as a list of images with targets."""
+    """Random views of images in a data set that is not a `Dataset`, such as a list of images with targets."""
 
     def __init__(self, dataset: Any, options: AugmentationOptions) -> None:
         self._dataset, self._options = dataset, options

@@ -49,7 +49,7 @@ class FolderImages(Dataset):
         labels, name, classes, preprocessing, per_item: as for `Dataset`.
 
     Raises:
-        ValueError: If paths and labels differ in number. Reading an item raises this error if its file is no image.
+        ValueError: If paths and labels differ in number. Reading an item raises this error if its file is not an image.
     """
 
     paths: tuple[Path, ...]
@@ -318,7 +318,7 @@ def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
         for annotation in content["annotations"]:
             labels[annotation["image_id"]].add(names[annotation["category_id"]])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{file} is no COCO file, or is damaged ({error!r}): export it again") from None
+        raise ValueError(f"{file} is not a COCO file, or is damaged ({error!r}): export it again") from None
     classes, missing = defaultdict[str, list[Path]](list), list[str]()
     for number, name in listed.items():
         candidates = by_name.get(name.rpartition("/")[2], [])

@@ -163,7 +163,7 @@ def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
         with path.open("rb") as file:
             values = np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)
     except ValueError as error:
-        raise ValueError(f"{path} is no NumPy file of numbers: {error}; write it with numpy.save") from None
+        raise ValueError(f"{path} is not a NumPy file of numbers: {error}; write it with numpy.save") from None
     if values.ndim != 2 or len(values) != n_items:
         raise ValueError(f"{path} must hold a row for each of {n_items} images, got shape {values.shape}")
     labels = torch.from_numpy(values)

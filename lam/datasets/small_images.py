@@ -116,7 +116,7 @@ def read_idx(path: Path) -> UInt8[Tensor, "..."]:
 def _parse(stream: BufferedIOBase, path: Path) -> UInt8[Tensor, "..."]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTES)) or magic[3] == 0:
-        raise ValueError(f"{path} is no IDX file of unsigned bytes: it begins with {magic.hex(' ') or 'nothing'}")
+        raise ValueError(f"{path} is not an IDX file of unsigned bytes: it begins with {magic.hex(' ') or 'nothing'}")
     header = stream.read(4 * magic[3])
     if len(header) < 4 * magic[3]:
         raise ValueError(f"{path} is truncated within its header; get it again")

@@ -77,7 +77,7 @@ class Filter:
             canonical = json.dumps(content, sort_keys=True)
             canonical.encode()
         except (ValueError, RecursionError):
-            _refuse("is no valid JSON")
+            _refuse("is not valid JSON")
         compiler = _Compiler()
         return cls(canonical, compiler.filter(content, 1), compiler.fields)
 
@@ -233,7 +233,7 @@ def _text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        _refuse("holds a text that is no valid Unicode")
+        _refuse("holds a text that is not valid Unicode")
     _require("\0" not in value, "holds a zero character")
     return value
 

@@ -180,7 +180,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             part = {name: arrays[name] for name in (*_ROWS, *_FACTS, *(_OPTIONAL.keys() & set(arrays)))}
     except _UNREADABLE as error:
         raise CorruptFileError(
-            f"{path} is truncated, altered or no file of embeddings ({error}): write it again with `lam embed`"
+            f"{path} is truncated, altered or not a file of embeddings ({error}): write it again with `lam embed`"
         ) from None
     for name, array in part.items():
         fits = f"{array.dtype.kind}{array.ndim}" == (_ROWS | _FACTS | _OPTIONAL)[name]

@@ -47,7 +47,7 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
     Formats are JPEG, PNG, WebP, BMP, GIF, PPM, TIFF and AVIF, or HEIC with the extra `heic`.
 
     Raises:
-        ValueError: if the file is missing, damaged or no image, or needs an extra that is not installed. Also for a
+        ValueError: if the file is missing, damaged or not an image, or needs an extra that is not installed. Also for a
             side over `MAX_SIDE`, too many parts (`check_parts`), more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, or
             more bytes for decoding than 8 times this number.
     """
@@ -67,7 +67,7 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
     except FileNotFoundError as error:
         raise ValueError(f"there is no image {path}") from error
     except Image.UnidentifiedImageError as error:
-        raise ValueError(f"{path} is no image; allowed formats: {', '.join(_FORMATS)}") from error
+        raise ValueError(f"{path} is not an image; allowed formats: {', '.join(_FORMATS)}") from error
     except Exception as error:  # errors of decoders have no common class
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
 

@@ -54,8 +54,8 @@ class Frozen(nn.Module, ABC):
     def traced(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
         """Features of N inputs, computed by operations of torch only, for an exported program."""
         raise ValueError(
-            "a network for texts cannot be exported, because its tokenizer is no operation of torch: save the encoder, "
-            "and serve it with lam"
+            "a network for texts cannot be exported, because its tokenizer is not an operation of torch: save the "
+            "encoder, and serve it with lam"
         )
 
     def train(self, mode: bool = True) -> "Frozen":

@@ -52,7 +52,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
-        raise ValueError(f"head {head!r} is no linear layer of the network; it has {_list(linear)}. {_ADD}")
+        raise ValueError(f"head {head!r} is not a linear layer of the network; it has {_list(linear)}. {_ADD}")
     with record_layers(network, linear) as recording:
         output = _embeddings_of(network, probe)
         calls = dict(recording)
@@ -305,7 +305,7 @@ def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
 
 def check_matrix(output: Any, *, by_name: bool = False) -> None:
-    """Reject an output of a network that is no matrix (N, D); `by_name`: whether the network takes named inputs."""
+    """Reject an output of a network that is not a matrix (N, D); `by_name`: whether the network takes named inputs."""
     if isinstance(output, Tensor) and output.ndim == 1:
         raise ValueError(f"the batch gave shape {tuple(output.shape)}: {_ALONE}")
     if not isinstance(output, Tensor) or output.ndim != 2:

@@ -126,7 +126,7 @@ def _n_layers(network: Any) -> int:
 
 def _with_every_layer(network: Any, name: str) -> Any:
     if not (n_before := _n_layers(network)):
-        raise ValueError(f"sentence-transformers:{name} is no transformer of several layers: give layers='last'")
+        raise ValueError(f"sentence-transformers:{name} is not a transformer of several layers: give layers='last'")
     config = network[0].model.config
     config.output_hidden_states = True
     network.truncate_dim = None  # a model truncates after its last module, here the concatenation

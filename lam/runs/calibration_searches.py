@@ -201,7 +201,7 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
         if n_stored := int(is_stored.sum()):
             warnings.warn(
                 f"{n_stored} of {len(queries)} strangers have the same embedding as an item, or its label: items of "
-                "the gallery are no strangers, and a threshold above them accepts nothing; give --strangers without a "
+                "the gallery are not strangers, and a threshold above them accepts nothing; give --strangers without a "
                 "match there",
                 stacklevel=3,
             )

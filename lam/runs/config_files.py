@@ -99,7 +99,7 @@ def _set(content: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[s
         for part in above:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise ValueError(f"there is no setting {name}: {part} is no section")
+                raise ValueError(f"there is no setting {name}: {part} is not a section")
         section[last] = value
     return content
 

@@ -1,7 +1,7 @@
 """Copies among the data of a run: an image or text in several splits, under several labels, or twice in one split.
 
 Copies make recall too good, because any network finds a copy of the query. A copy in an OOD set makes AUROC too low,
-because a copy is no stranger. Exact copies have the same file content or text. Near copies, such as resized or
+because a copy is not a stranger. Exact copies have the same file content or text. Near copies, such as resized or
 recompressed images, have similar perceptual hashes (ImageHash's `phash`).
 """
 
@@ -142,7 +142,7 @@ def remark_on(copies: Sequence[Copy], duplicates: Duplicates) -> str | None:
         return f"{_counts(copies)}: {dropped}; {COPIES} lists all"
     outside = sum(_is_outside(copy.part) for copy in copies)
     effects = ["any network finds such items, so recall is too good"] * (outside < len(copies))
-    effects += ["OOD items that copy known ones are no strangers, so AUROC is too low"] * (outside > 0)
+    effects += ["OOD items that copy known ones are not strangers, so AUROC is too low"] * (outside > 0)
     return f"{_counts(copies)}: {'; '.join(effects)}; {COPIES} lists them, --data.duplicates=drop leaves exact ones out"
 
 

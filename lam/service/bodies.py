@@ -183,7 +183,7 @@ def _content(body: bytes, limits: JsonLimits, parts: int = 1) -> Any:
         if _count(body, ":") != _colons_in(content) or b"\\u003a" in body or b"\\u003A" in body:
             json.loads(body, object_pairs_hook=_once_each)
     except ValueError:
-        raise Refusal(400, "the body is no valid JSON", allowed=JSON) from None
+        raise Refusal(400, "the body is not valid JSON", allowed=JSON) from None
     return content
 
 
@@ -234,11 +234,11 @@ def _file(image: str, where: str) -> bytes:
     if image[:5].lower() == "data:":
         head, _, image = image.partition(",")
         if not _DATA_URL.fullmatch(head):
-            raise Refusal(422, f"the data URL{where} is no image in base64", allowed="data:image/TYPE;base64,...")
+            raise Refusal(422, f"the data URL{where} is not an image in base64", allowed="data:image/TYPE;base64,...")
     try:  # in parts: other threads run in between
         return b"".join(base64.b64decode(image[at : at + _PART], validate=True) for at in range(0, len(image), _PART))
     except ValueError:
-        raise Refusal(422, f"the image{where} is no base64", allowed="base64 of a file, or a data URL") from None
+        raise Refusal(422, f"the image{where} is not base64", allowed="base64 of a file, or a data URL") from None
 
 
 def _vector(numbers: list[float] | str, where: str) -> np.ndarray:
@@ -247,7 +247,7 @@ def _vector(numbers: list[float] | str, where: str) -> np.ndarray:
     try:
         return np.frombuffer(base64.b64decode(numbers, validate=True), "<f4").astype(np.float64)
     except ValueError:
-        what = f"the embedding{where} is no base64 of 32-bit floats"
+        what = f"the embedding{where} is not base64 of 32-bit floats"
         raise Refusal(422, what, allowed="a list of numbers, or base64 of 32-bit floats, little-endian") from None
 
 

@@ -148,7 +148,7 @@ def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = No
     except TooManyPartsError as error:
         raise Refusal(413, f"the image has {error}") from None
     except Image.UnidentifiedImageError:
-        raise Refusal(415, "the body is no image of an allowed format", allowed=list(CONTENT_TYPES)) from None
+        raise Refusal(415, "the body is not an image of an allowed format", allowed=list(CONTENT_TYPES)) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_many_pixels(settings.max_pixels) from None
     except Exception:  # errors of decoders have no common class

@@ -54,7 +54,7 @@ class Engine:
 
     Raises:
         CorruptFileError: for a file that is missing, truncated or altered.
-        ValueError: if the folder is no finished run, another process serves the run, or the device is missing.
+        ValueError: if the folder is not a finished run, another process serves the run, or the device is missing.
     """
 
     def __init__(

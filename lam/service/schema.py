@@ -94,7 +94,7 @@ def json_response(answer: models.Answer, status: int = 200) -> Response:
 
 
 def part_answer(result: object) -> Any:
-    """The answer to one part of a batch; an error that is no refusal fails the batch."""
+    """The answer to one part of a batch; an error that is not a refusal fails the batch."""
     if isinstance(result, Refusal):
         return models.RefusedPart(status=result.status, error=result.error, allowed=result.allowed)
     if isinstance(result, BaseException):

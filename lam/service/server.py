@@ -34,7 +34,7 @@ from lam.utils.extras import install_command
 
 _THREADS = 2
 _GRACE = 8
-_OTHER_FILES = 128  # open files that are no connections
+_OTHER_FILES = 128  # open files that are not connections
 _LEAST_FILES = 512  # allows more connections than waiting requests, so that some can be closed for new ones
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops more, and these try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection

@@ -159,7 +159,7 @@ class Watch:
             raise Refusal(409, "the run is no longer calibrated", allowed="`lam calibrate RUN`, then a SIGHUP")
         if label is None:
             if not matched:
-                what = "an answer that is no `match` is judged by a label"
+                what = "an answer that is not `match` is judged by a label"
                 raise Refusal(422, what, allowed='"label", empty if nothing in the gallery is right')
             stranger, right = None, correct
         else:

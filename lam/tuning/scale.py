@@ -167,7 +167,7 @@ def calibrate_scale(
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
     S sampled networks vote on each first hit; the share that agrees estimates the probability that the hit is right.
-    The log score of this probability is a proper scoring rule. The ECE is no proper rule: with few queries, it can
+    The log score of this probability is a proper scoring rule. The ECE is not a proper rule: with few queries, it can
     prefer an uninformative posterior. Curvature and hits are the same for every s, so each s costs only sampling.
 
     By default, the s with the best score is chosen; in a tie, the smallest s that keeps the samples near the network's

@@ -37,7 +37,7 @@ def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
         finally:
             book.close()
     except (zipfile.BadZipFile, zlib.error, KeyError, IndexError, SyntaxError, EOFError) as error:
-        raise ValueError(f"{path} is no .xlsx workbook, or is damaged: {error}") from None
+        raise ValueError(f"{path} is not an .xlsx workbook, or is damaged: {error}") from None
     width = len(rows[0][1]) if rows else 0
     return [(number, row + [None] * (width - len(row))) for number, row in rows]
 
@@ -55,7 +55,7 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
                     break
                 rows += batch.to_pylist()
     except (OSError, ValueError, importlib.import_module("pyarrow").ArrowException) as error:
-        raise ValueError(f"{path} is no Parquet file, or is damaged: {error}") from None
+        raise ValueError(f"{path} is not a Parquet file, or is damaged: {error}") from None
     check_size(path, size)
     return rows
 

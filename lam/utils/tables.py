@@ -277,7 +277,7 @@ def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
         except csv.Error as error:
             line = before + reader.line_num
             read = f"values were separated by {_SEPARATORS[found]}"
-            raise ValueError(f"{path} is no CSV file, line {line}: {error}; {read}") from None
+            raise ValueError(f"{path} is not a CSV file, line {line}: {error}; {read}") from None
 
 
 @contextmanager
@@ -306,7 +306,7 @@ def _sniff_separator(head: Sequence[str], path: Path) -> str:
 
 
 def _values(lines: Sequence[str], separator: str) -> list[list[str]]:
-    """The values of a file's first lines; one empty row if they are no CSV. The last line may end within quotes."""
+    """The values of a file's first lines; one empty row if they are not CSV. The last line may end within quotes."""
     with suppress(csv.Error), _long_fields():
         return [row for row in csv.reader(lines, delimiter=separator, skipinitialspace=True) if row] or [[]]
     return [[]]
@@ -316,14 +316,14 @@ def read_json(path: Path) -> object:
     """The value of a JSON file, gzipped or not; a `ValueError` if it is not valid JSON."""
     with _open_text(path) as stream:
         return _parse_json(
-            stream.read(), f"{path} is no valid JSON file (name a file with an object in each line .jsonl)"
+            stream.read(), f"{path} is not a valid JSON file (name a file with an object in each line .jsonl)"
         )
 
 
 def _jsonl_rows(path: Path) -> dict[int, object]:
     with _open_text(path) as stream:
         return {
-            line: _parse_json(text, f"{path} is no valid JSON Lines file, line {line}")
+            line: _parse_json(text, f"{path} is not a valid JSON Lines file, line {line}")
             for line, text in enumerate(stream, 1)
             if text.strip()
         }

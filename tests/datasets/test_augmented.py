@@ -106,7 +106,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         classes=("a",),
         preprocessing=Preprocessing.imagenet(16),
     )
-    with pytest.raises(ValueError, match="broken.png is no image"):
+    with pytest.raises(ValueError, match="broken.png is not an image"):
         Augmented(dataset, BOTH)[0]
 
 

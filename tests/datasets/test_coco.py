@@ -88,7 +88,7 @@ def test_images_without_one_category_are_left_out_and_counted(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"categories": [{"id": 3}]}, r"result.json is no COCO file, or is damaged \(KeyError\('name'\)\)"),
+        ({"categories": [{"id": 3}]}, r"result.json is not a COCO file, or is damaged \(KeyError\('name'\)\)"),
         ({"annotations": [{"image_id": 99, "category_id": 3}]}, r"is damaged \(KeyError\(99\)\)"),
         ({"annotations": []}, "all 20 images lack a category"),
         ({"images": [{"id": 0, "file_name": "../../0.png"}], "annotations": []}, "1 of 1 images are missing beside it"),

@@ -311,7 +311,7 @@ class TestRefusals:
         make(tmp_path, {"cat": 5, "dog": 5})
         (tmp_path / "cat" / "0.png").write_text("no image")
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
-        with pytest.raises(ValueError, match=r"cat/0\.png is no image"):
+        with pytest.raises(ValueError, match=r"cat/0\.png is not an image"):
             [image for part in (parts.train, parts.validation, parts.test) for image in part]
 
     def test_what_is_left_out_is_named(self, tmp_path):

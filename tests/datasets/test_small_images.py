@@ -150,11 +150,11 @@ class TestReadIdx:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"", "is no IDX file of unsigned bytes: it begins with nothing"),
-            (b"\0\0\x08", "is no IDX file of unsigned bytes: it begins with 00 00 08"),
-            (b"\0\0\x08\0", "is no IDX file"),
-            (b"\x89PNG....", "is no IDX file of unsigned bytes: it begins with 89 50 4e 47"),
-            (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "is no IDX file of unsigned bytes: it begins with 00 00 0d 01"),
+            (b"", "is not an IDX file of unsigned bytes: it begins with nothing"),
+            (b"\0\0\x08", "is not an IDX file of unsigned bytes: it begins with 00 00 08"),
+            (b"\0\0\x08\0", "is not an IDX file"),
+            (b"\x89PNG....", "is not an IDX file of unsigned bytes: it begins with 89 50 4e 47"),
+            (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "is not an IDX file of unsigned bytes: it begins with 00 00 0d 01"),
             (b"\0\0\x08\x03\0\0\0\x01\0\0", "is truncated within its header"),
             (layouts.idx(np.zeros((5, 2)))[:-1], r"must hold 10 values of shape \(5, 2\), got only 9"),
             (layouts.idx(np.zeros((5, 2))) + b"\0", r"must hold 10 values of shape \(5, 2\), got more"),

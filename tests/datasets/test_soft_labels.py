@@ -70,6 +70,6 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes) -> No
         np.save(path, np.full((2, 2), 0.5))
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
-        ValueError, match=r"labels\.npy is no NumPy file of numbers: ((?!unsafe).)*; write it with numpy.save$"
+        ValueError, match=r"labels\.npy is not a NumPy file of numbers: ((?!unsafe).)*; write it with numpy.save$"
     ):
         read_soft_labels(path, 2)

@@ -246,7 +246,7 @@ def test_damaged_files_are_named(tmp_path: Path, name: str) -> None:
     flipped = packed[:15] + bytes(byte ^ 255 for byte in packed[15:19]) + packed[19:]
     for damaged in (packed[:-20], packed[:5], flipped, content):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{name} is (damaged|no valid JSON file): "):
+        with pytest.raises(ValueError, match=rf"{name} is (damaged|not a valid JSON file): "):
             datasets.load("texts", root=tmp_path / name)
 
 
@@ -262,7 +262,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold a list of objects, such as"):
         datasets.load("texts", root=tmp_path / "a.json")
     (tmp_path / "a.json").write_text("[")
-    with pytest.raises(ValueError, match=r"a\.json is no valid JSON file"):
+    with pytest.raises(ValueError, match=r"a\.json is not a valid JSON file"):
         datasets.load("texts", root=tmp_path / "a.json")
 
 

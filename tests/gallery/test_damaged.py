@@ -37,7 +37,7 @@ def test_all_damaged_files_are_found_in_one_pass(tmp_path: Path) -> None:
     made, damaged = read_images([(path, SIZED) for path in files], lambda path, image: (path.name, image.shape))
     assert made == [(f"{number}.png", (3, 8, 8)) for number in (0, 2, 3, 5)]
     assert list(damaged) == [files[1], files[4], files[6]]
-    assert "is no image" in damaged[files[1]]
+    assert "is not an image" in damaged[files[1]]
     listed = tmp_path / "lists" / "damaged.csv"
     said = r"3 of 7 images cannot be read, all listed in .*damaged.csv: .*--skip-damaged"
     with pytest.raises(ValueError, match=said):

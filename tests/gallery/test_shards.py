@@ -145,7 +145,7 @@ def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_p
         ({"ids": np.ones(8)}, r"has ids of shape \(8,\) and type float64"),
         ({"mean": np.ones(8, np.float32)}, r"has mean of shape \(8,\)"),
         ({"positions": np.arange(8)}, "does not hold the images of shard 2/3: write it again"),
-        ({"labels": np.array([None] * 8)}, "is truncated, altered or no file of embeddings .*pickle"),
+        ({"labels": np.array([None] * 8)}, "is truncated, altered or not a file of embeddings .*pickle"),
     ],
 )
 def test_files_that_cannot_be_are_named(parts: list[Path], key: str, tmp_path: Path, changes: dict, match: str) -> None:

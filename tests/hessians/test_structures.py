@@ -143,7 +143,7 @@ def test_a_running_mean_neither_adds_up_nor_forgets(parts: list[Any]) -> None:
     assert (parts[0].adds_up, mean.adds_up) == (True, False)
     assert torch.equal(mean.h, h)
     for combine in (lambda: mean + mean, lambda: parts[0] + mean, lambda: mean - parts[0], lambda: mean.all_reduce()):
-        with pytest.raises(ValueError, match="a running mean is no sum over batches"):
+        with pytest.raises(ValueError, match="a running mean is not a sum over batches"):
             combine()
 
 

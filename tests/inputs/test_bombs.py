@@ -91,7 +91,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**28, 2)})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("paths.npy", header.getvalue() + bytes(100))
-    assert "is truncated, altered or no file of embeddings" in refusal(path)
+    assert "is truncated, altered or not a file of embeddings" in refusal(path)
 
 
 class Harm:

@@ -201,7 +201,7 @@ class TestOpenImage:
     def test_no_image_is_named(self, tmp_path, content):
         path = tmp_path / "letter.jpg"
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"letter\.jpg is no image; allowed formats: JPEG, PNG"):
+        with pytest.raises(ValueError, match=r"letter\.jpg is not an image; allowed formats: JPEG, PNG"):
             open_image(path)
 
     @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "avif", "heic"])

@@ -63,7 +63,7 @@ def test_a_named_head_is_held_to_the_same_test():
         match=r"head 'logits' does not give the direction of the network's output \(4, 3\).*logits \(3 -> 10\)",
     ):
         find_head(network, torch.randn(4, 5), "logits")
-    with pytest.raises(ValueError, match=r"head 'body' is no linear layer of the network; it has .*body.0 \(5 -> 8\)"):
+    with pytest.raises(ValueError, match=r"head 'body' is not a linear layer .*body.0 \(5 -> 8\)"):
         find_head(network, torch.randn(4, 5), "body")
 
 

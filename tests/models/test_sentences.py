@@ -141,7 +141,7 @@ def test_every_layer_is_the_mean_of_its_tokens_without_what_fills_the_batch() ->
 
 def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentences, "_load", lambda name, **_: [nn.Identity()])
-    with pytest.raises(ValueError, match="sentence-transformers:NAME is no transformer of several layers: give layers"):
+    with pytest.raises(ValueError, match="sentence-transformers:NAME is not a transformer of several layers"):
         from_sentence_transformers("NAME", dimension=4, layers="all")
     with pytest.raises(ValueError, match="layers='all' needs a trained head: give head='train'"):
         from_sentence_transformers("NAME", dimension=4, head="identity", layers="all")

@@ -77,7 +77,7 @@ def test_overrides_stand_above_the_file() -> None:
         ("--training.epoch=1", r"no setting training.epoch; .* lists the settings; did you mean training.epochs\?"),
         ("--epochs=1", r"did you mean training.epochs\?"),
         ("extra", "there is no setting extra"),
-        ("--method.split.x=1", "there is no setting method.split.x: split is no section"),
+        ("--method.split.x=1", "there is no setting method.split.x: split is not a section"),
         ("--method.n_samples=1", "there is no setting method.n_samples; `lam run --help` lists the settings"),
         ("--method=magic", "method must be one of deterministic, .*, laplace_online, got 'magic'"),
         ("--method=3", "method must be a name, or a mapping with a name and options, got 3"),

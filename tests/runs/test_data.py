@@ -104,7 +104,7 @@ def test_a_file_of_a_class_set_aside_that_cannot_be_read_is_named(tmp_path: Path
     strangers.files[-1].write_bytes(b"milk, bread")
     ((path, reason),) = check_files([strangers], progress=False)[1].items()
     assert path == strangers.files[-1]
-    assert "png is no image; " in reason
+    assert "png is not an image; " in reason
 
 
 def test_a_hint_is_a_setting_of_the_run(tmp_path: Path) -> None:

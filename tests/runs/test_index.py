@@ -107,7 +107,7 @@ def test_what_is_no_image_is_named_and_k_below_one_is_refused(run_copy: Path, fl
         lambda: index_images(run_copy, flat_folder, progress=False),
         lambda: search(run_copy, flat_folder / "notes.png"),
     ):
-        with pytest.raises(ValueError, match="notes.png is no image"):
+        with pytest.raises(ValueError, match="notes.png is not an image"):
             act()
     with pytest.raises(ValueError, match="there is no image .*missing.png"):
         search(run_copy, flat_folder / "missing.png")

@@ -85,8 +85,8 @@ def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path,
     Image.new("RGB", (16, 16)).save(icon, "ICO")
     Image.new("F", (8, 8)).save(floating, "TIFF")
     for content, reason in (
-        (b"milk, bread", "is no image; allowed formats: .*"),
-        (icon.getvalue(), "is no image; allowed formats: .*"),
+        (b"milk, bread", "is not an image; allowed formats: .*"),
+        (icon.getvalue(), "is not an image; allowed formats: .*"),
         (whole[: len(whole) // 2], "cannot be read as an image: .*"),
         (floating.getvalue(), ": cannot convert pixels of mode F .*"),
     ):

@@ -144,7 +144,7 @@ def test_an_item_searches_a_part_without_itself(filled: tuple[TestClient, Engine
 @pytest.mark.parametrize(
     ("filter", "message"),
     [
-        ("", "no valid JSON"),
+        ("", "not valid JSON"),
         ("x" * (MAX_FILTER + 1), "filter"),
         ('{"must":[' * 9 + "1" + "]}" * 9, f"nested more than {MAX_LEVELS} deep"),
         ('{"must": [{"key": "a", "match": {"like": "b"}}]}', "one of value, any and except"),

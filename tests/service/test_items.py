@@ -197,9 +197,9 @@ def nested(levels: int) -> str:
         (nested(33), "metadata is nested more than 32 deep"),
         (nested(150), "metadata is nested more than 32 deep"),
         (nested(200), None),  # as much as JSON is read, or a little more
-        (nested(900), "the body is no valid JSON"),
-        ('{"a": "\\ud800"}', "the body is no valid JSON"),
-        ('{"\\udfff": 1}', "the body is no valid JSON"),
+        (nested(900), "the body is not valid JSON"),
+        ('{"a": "\\ud800"}', "the body is not valid JSON"),
+        ('{"\\udfff": 1}', "the body is not valid JSON"),
         ('{"a": 1e999}', "metadata must be finite numbers, text, lists and objects"),
     ],
 )

@@ -105,16 +105,16 @@ def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypa
         ("a.csv", b"sep=;\n\ntext;label\none;a\ntwo\n", "2 columns, but 1 values in line 5"),
         ("a.csv", b"text;label\n;\none;a\ntwo\n", "2 columns, but 1 values in line 4"),
         ("a.csv", b"text,label\nhello, you,a\n", "3 values in line 2: .* values that hold the separator into quotes"),
-        ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "no CSV file, line 3: .*; values were separated by semicolons"),
+        ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "not a CSV file, line 3: .*; values were separated by semicolons"),
         ("a.csv", b"\xff\xfet", "is not in UTF-16"),
         ("a.csv", b"text\n\xe9\n", "is not in UTF-8: line 2, .*; save it in UTF-8"),
         ("a.csv", b"text\n" + 40_000 * b"ok\n" + b"caf\xe9\n", "is not in UTF-8: line 40002, .* 0xe9 in position 3"),
         ("a.csv.gz", gzip.compress(b"text\n" + 40_000 * b"ok\n" + b"\xe9"), "is not in UTF-8: line 40002, .* 0xe9"),
         ("a.csv.gz", gzip.compress(b"text\n" * 99)[:-9], "is damaged: .*; get it again"),
-        ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "no valid JSON Lines file, line 3: "),
+        ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "not a valid JSON Lines file, line 3: "),
         ("a.jsonl", b'{"text": "one"}\n3\n', "must hold an object in each line"),
-        ("a.jsonl", b"[" * 200_000, "no valid JSON Lines file, line 1: "),
-        ("a.json", b'{"text": "one"}\n{"text": "two"}\n', r"no valid JSON file \(.*\.jsonl\)"),
+        ("a.jsonl", b"[" * 200_000, "not a valid JSON Lines file, line 1: "),
+        ("a.json", b'{"text": "one"}\n{"text": "two"}\n', r"not a valid JSON file \(.*\.jsonl\)"),
         ("a.json", b'{"1": {"text": "one"}}', "must hold a list of objects"),
     ],
     ids=_shown,
@@ -301,7 +301,7 @@ def test_files_of_optional_libraries_are_refused_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
 ) -> None:
     (tmp_path / name).write_bytes(b"no such file")
-    with pytest.raises(ValueError, match=rf"{name} is no .*, or is damaged|{name} needs"):
+    with pytest.raises(ValueError, match=rf"{name} is not an? .*, or is damaged|{name} needs"):
         Table.read(tmp_path / name)
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ValueError, match=r"lam-retrieval\[tables\]', or save it as CSV"):

@@ -116,7 +116,7 @@ def carve_missing(
 def _carve_matched(
     dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
 ) -> tuple[Items, ...] | None:
-    """A subset for each share, whose items have matches in it, and then the rest; None if items are too few."""
+    """For each share, a subset in which items have matches; last, the rest. None if there are too few items."""
     classes, counts = dataset.labels.unique(return_counts=True)
     classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
     n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
@@ -144,7 +144,7 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
 
 
 def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove and return positions, two of one class in each turn: the largest class, except the last turn's class."""
+    """Remove and return `size` positions: two per turn, from the largest class that the last turn did not use."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))

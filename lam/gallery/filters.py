@@ -120,7 +120,7 @@ class _Compiler:
         kinds = content.keys() & set(_CONDITIONS)
         _require(len(kinds) == 1, f"needs conditions with one of {', '.join(_CONDITIONS)}")
         (kind,) = kinds
-        _require(kind == "key" or len(content) == 1, f"has other names beside {kind} in one condition")
+        _require(kind == "key" or len(content) == 1, f"has other names besides {kind} in one condition")
         value = content[kind]
         match kind:
             case "has_id":
@@ -140,7 +140,7 @@ class _Compiler:
     def _of_field(self, content: dict[str, Any]) -> Sql:
         tables, named = self._field(content["key"])
         rest = content.keys() - {"key"}
-        _require(len(rest) == 1 and rest <= {"match", "range"}, "needs one of match and range beside key")
+        _require(len(rest) == 1 and rest <= {"match", "range"}, "needs one of match and range besides key")
         test = self._match if "match" in content else self._range
         whole, element = (test(content[next(iter(rest))], name) for name in ("v", "e"))
         elements = "json_each(CASE WHEN v.type = 'array' THEN v.value ELSE '[]' END) AS e"

@@ -6,7 +6,7 @@ from typing import Any
 from lam.inputs.preprocessing import Preprocessing, TextPreprocessing
 
 AnyPreprocessing = Preprocessing | TextPreprocessing
-"""Preprocessing of image files or texts; saved beside the network."""
+"""Preprocessing of image files or texts; saved with the network."""
 
 
 def preprocessing_from_json(fields: Mapping[str, Any]) -> AnyPreprocessing:

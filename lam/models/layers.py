@@ -198,16 +198,16 @@ def _problems(network: nn.Module, head: str, probe: Any, paths: Sequence[str]) -
 
 @torch.inference_mode(False)
 def _layers_with_reused_weights(network: nn.Module, head: str, inputs: Any, paths: Sequence[str]) -> list[str]:
-    """Paths of layers whose weights change the head's output also in other ways than by the layer's own call.
+    """Paths of layers whose weights change the head's output beyond the layer's own call.
 
-    Then autograd's derivatives by the weights differ from the derivatives through the recorded call.
+    Then autograd's gradient of the weights differs from the gradient through the recorded call.
     """
     parameters = {name: each.detach() for name, each in network.named_parameters() if each.is_floating_point()}
     weights = {name: weight.requires_grad_() for name, weight in parameters.items()}
     try:
         with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
             run(network, _copy_inference_tensors(inputs), weights)
-    except RuntimeError:  # a part runs in inference mode; `linearised` needs no derivatives by weights
+    except RuntimeError:  # a part runs in inference mode; `linearised` needs no gradient of weights
         return []
     output, outputs = calls[head][-1][1], [calls[path][-1][1] for path in paths]
     if not all(each.requires_grad for each in (output, *outputs)):  # `linearised` rejects these

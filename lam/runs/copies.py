@@ -198,7 +198,7 @@ def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
     for block in row_blocks(len(items), 1, elements=_BLOCK):
         own = hashes[block]
         apart = np.bitwise_count(own[:, None] ^ own).sum(2, dtype=np.int32)
-        apart[~np.tri(len(own), k=-1, dtype=bool) | ~inside[block]] = _NEAR + 1  # no earlier item, or an outside one
+        apart[~np.tri(len(own), k=-1, dtype=bool) | ~inside[block]] = _NEAR + 1  # originals are earlier, and not OOD
         nearest, originals = apart.min(1), block.start + apart.argmin(1)
         if index.ntotal:
             distances, found = index.search(own, 1)

@@ -65,7 +65,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Start:
-    """The parts of a checkpoint that a run uses beside the network's weights.
+    """The parts of a checkpoint that a run uses in addition to the network's weights.
 
     `trained_by` is the curvature of the checkpoint's training loss, by name and settings; None for a file of weights.
     `kappa_head` is its layer that predicts κ, if any.

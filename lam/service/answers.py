@@ -318,7 +318,7 @@ def _fields(decisions: SearchDecisions, min_probability: float) -> dict[str, Any
 
 
 def _accept_points(calibration: Calibration) -> list[float]:
-    """At most `_POINTS` rising thresholds: half by false-accept rate (log scale), half by recall, and the present."""
+    """At most `_POINTS` rising thresholds: the one in use, half by false-accept rate (log scale), half by recall."""
     scores, right = calibration.false_accepts.scores.double(), calibration.acceptances[0].right_hits
     right, half = right[right.isfinite()], _POINTS // 4
     by_rate = len(scores) - torch.logspace(0, math.log10(max(1, len(scores) / 2)), half, dtype=torch.float64)

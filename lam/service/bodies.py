@@ -217,7 +217,7 @@ def _refuse_large(body: bytes, parts: Sequence[Any], most: int) -> None:
     """Refuse a body with more than `most` bytes without the images of its parts."""
     images = [part["image"] for part in parts if isinstance(part, dict) and isinstance(part.get("image"), str)]
     if len(body) - _escaped_slashes(body) - sum(map(len, images)) > most:
-        raise Refusal(413, f"the body is larger than {most} bytes beside its images", allowed={"max_bytes": most})
+        raise Refusal(413, f"the body is larger than {most} bytes without its images", allowed={"max_bytes": most})
 
 
 def _count(body: bytes, sign: str) -> int:

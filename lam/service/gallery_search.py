@@ -169,7 +169,7 @@ def _kind(query: Query) -> tuple[object, ...]:
 
 
 def _searchable(embedding: Embeddings) -> Embeddings:
-    """An embedding without samples and parts of κ. Embeddings from clients lack both, so all can share a batch."""
+    """An embedding without parts of κ. Embeddings from clients lack these, so all can share a batch."""
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 

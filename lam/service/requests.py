@@ -124,7 +124,7 @@ class SearchBatchRequest(_Request):
 
 
 class FeedbackRequest(_Request):
-    """What an answer should have been: `label` or `correct`."""
+    """Feedback on an answer: its true `label`, or whether it is `correct`."""
 
     answer_id: Annotated[str, Field(max_length=_SHOWN, description="of an answer of `POST /v1/search`")]
     label: NotRequired[Annotated[_Label, Field(description="the true label; empty: no item is right")]]

@@ -40,7 +40,7 @@ def test_json_has_a_limit_of_its_own(client: TestClient, shared_engine: Engine, 
     for size, status in ((most, (200, 201)), (most + 1, (413,))):
         response = client.post(path, content=body.ljust(size), headers={"content-type": kind})
         assert response.status_code in status
-    assert response.json()["error"] == f"the body is larger than {most} bytes beside its images"
+    assert response.json()["error"] == f"the body is larger than {most} bytes without its images"
     assert response.json()["allowed"] == {"max_bytes": most}
 
 
@@ -81,7 +81,7 @@ def test_what_costs_more_than_it_weighs_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", LONG)
 def test_what_is_long_beside_its_images_is_refused(name: str) -> None:
-    with pytest.raises(Refusal, match="larger than 2000 bytes beside its images") as refusal:
+    with pytest.raises(Refusal, match="larger than 2000 bytes without its images") as refusal:
         pair_of(LONG[name].encode(), LIMITS)
     assert (refusal.value.status, refusal.value.allowed) == (413, {"max_bytes": 2 * MOST})
 
@@ -139,5 +139,5 @@ def test_a_batch_has_a_number_and_a_size() -> None:
         with pytest.raises(Refusal, match="a list of queries and nothing else") as refusal:
             queries_of(json.dumps(bad).encode(), LIMITS)
         assert (refusal.value.status, refusal.value.allowed) == (422, {"queries": "1 to 4"})
-    with pytest.raises(Refusal, match="larger than 3000 bytes beside its images"):
+    with pytest.raises(Refusal, match="larger than 3000 bytes without its images"):
         queries_of(json.dumps({"queries": [{"text": "a" * 3000}, IMAGE]}).encode(), LIMITS)

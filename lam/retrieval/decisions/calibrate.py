@@ -170,7 +170,7 @@ class Choices:
             unless a single score is better in cross-validation.
         of_strangers: whether the bound on false accepts is for strangers or for queries searched without their matches.
             If strangers have classes, the bound is for a random item of a new class.
-        share: share of strangers expected in future; unused if it can be estimated from `CalibrationData.mixture`.
+        share: share of strangers expected in the future; unused if `CalibrationData.mixture` gives an estimate.
     """
 
     targets: Targets = field(default_factory=Targets)

@@ -4,8 +4,8 @@ Queries that differ from the calibration queries by more than chance put the pro
 errors than promised breaks the promises. Both are tested by martingales, which may be read at any time.
 
 A test martingale is the wealth of a gambler who begins with 1 and bets against a hypothesis. If the hypothesis is true,
-no bets raise the expected wealth, and by Ville's inequality, the wealth ever reaches 1/α with a probability of at most
-α. In contrast, an ordinary test that is repeated on a growing stream raises a false alarm sooner or later.
+no bets raise the expected wealth. Then, by Ville's inequality, the probability that the wealth ever reaches 1/α is at
+most α. In contrast, an ordinary test that is repeated on a growing stream raises a false alarm sooner or later.
 """
 
 import hashlib

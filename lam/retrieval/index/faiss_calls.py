@@ -21,7 +21,7 @@ _SWITCH_LOCK = threading.Lock()
 
 
 def _search_alone() -> None:
-    """Let FAISS use one thread in a forked process: its other threads did not survive, and it would wait for them."""
+    """Let FAISS use one thread in a forked process: other threads do not survive a fork, and FAISS would wait."""
     _SWITCH_LOCK.release()
     if "faiss" in sys.modules:
         sys.modules["faiss"].omp_set_num_threads(1)

@@ -46,7 +46,7 @@ _FIELDS = {"id", "vector", "kappa", "mean_samples"}
 _MESSAGE_ELEMENTS = 2**22  # coordinates in one message: 16 MiB, where a server accepts 64
 _MESSAGE_IDS = 1000
 _LISTED = 5000  # ids in the condition of one search
-_ROWS = MOST_HITS  # hits of all queries in one search that is deeper to leave out ids: they take 0.6 s
+_ROWS = MOST_HITS  # hits of all queries in a deeper search, from which ids are chosen: this takes 0.6 s
 _FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION or milvus:///FILE.db/COLLECTION"
 
 

@@ -234,7 +234,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
 
     @app.post("/v1/feedback", responses=responses_of(models.FeedbackResponse), openapi_extra=schema.FEEDBACK)
     async def give_feedback(request: Request) -> Response:
-        """Tell what an answer should have been; the promised error rates are tested on it."""
+        """Give the true label of an answer, or say whether it is right; the service tests its error rates on this."""
         feedback = await read_json(engine, request, feedback_of, engine.watcher)
         return json_response(await engine.judge(*feedback))
 

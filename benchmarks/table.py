@@ -1453,7 +1453,7 @@ def search_alone() -> list[Row]:
     now = read("service")
     rows: list[Row] = [["index alone", "measured"]]
     rows += [
-        [f"speed beside bare FAISS, {one['batch']} a batch", f"{one['index_ratio']:.2f}"] for one in now["search_alone"]
+        [f"speed over bare FAISS, {one['batch']} a batch", f"{one['index_ratio']:.2f}"] for one in now["search_alone"]
     ]
     kinds = {"flat_seconds_until_ready": "ready after, Flat", "hnsw_seconds_until_ready": "ready after, HNSW32"}
     rows += [[title, f"{now[key]:.1f} s"] for key, title in kinds.items()]

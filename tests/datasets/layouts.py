@@ -26,7 +26,7 @@ def lines(path: Path, *content: str) -> Path:
 
 
 def folder(root: Path, classes: Mapping[str, int], *, offset: int = 0) -> Path:
-    """A folder a class, of so many images of distinct grey values."""
+    """A folder for each class, with images of distinct grey values."""
     for label, n in classes.items():
         (root / label).mkdir(parents=True, exist_ok=True)
         for index in range(n):
@@ -143,7 +143,7 @@ def _numbered(n_classes: int, each: int) -> Sequence[tuple[int, int]]:
 
 
 def structs(rows: Sequence[tuple], fields: Sequence[str]) -> np.ndarray:
-    """What MATLAB calls a struct array."""
+    """A struct array of MATLAB."""
     return np.array([rows], dtype=[(name, object) for name in fields])
 
 
@@ -163,7 +163,7 @@ def places(root: Path, rows: Sequence[Mapping[str, object]], *, name: str = "pla
 
 
 def msls(root: Path, cities: Sequence[str], *, each: int = 6) -> Path:
-    """MSLS's train_val: images 8 m apart, the last of each role a panorama, the first of no subtask."""
+    """MSLS's train_val: images are 8 m apart; in each role, the last is a panorama, and the first is in no subtask."""
     for c, city in enumerate(cities):
         for role, shift in (("query", 0), ("database", 3)):
             folder = root / "train_val" / city / role
@@ -215,7 +215,7 @@ def clinc150(folder: Path) -> None:
 
 
 def texts(folder: Path) -> None:
-    """Texts in the files of BANKING77 and one's own."""
+    """Texts in the files of BANKING77, and in files for the data set `texts`."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = _topics()
     for name in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Augmentation: what is drawn, from which pixels, and that a resumed run draws the same again."""
+"""Augmentation: random crops and flips, their pixels, and equal draws in a resumed run."""
 
 import math
 from dataclasses import asdict
@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> FolderImages:
 
 
 def _ramp(n: int = 4, size: int = 8) -> TensorImages:
-    """Images whose pixels say where they come from: the column."""
+    """Images in which the value of a pixel is its column."""
     columns = torch.arange(size, dtype=torch.float32).expand(n, 1, size, size).clone()
     return TensorImages(columns, torch.arange(n) // 2, name="ramps")
 

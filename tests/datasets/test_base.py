@@ -1,4 +1,4 @@
-"""The laws of every data set: labels fit classes, subsets are what they say, parts are disjoint and in proportion."""
+"""Laws of every data set: labels fit the classes, subsets hold the chosen items, splits are disjoint and stratified."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Data sets by name: unknown names, options and roots say what is allowed, and OOD images fit."""
+"""Data sets by name: errors for unknown names, options and roots, and OOD images of the same shape."""
 
 import subprocess
 import sys

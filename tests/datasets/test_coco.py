@@ -17,7 +17,7 @@ CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}]
 
 
 def coco(file: Path, beside: Path, *, name: str = "{}.png", n: int = 20, **changed: Any) -> Path:
-    """So many images, and a file that says of each what it shows, once or several times."""
+    """`n` images, and a COCO file with one or several annotations of each image."""
     for folder in (file.parent, beside):
         folder.mkdir(parents=True, exist_ok=True)
     for number in range(n):

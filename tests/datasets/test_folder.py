@@ -1,4 +1,4 @@
-"""Folders of images in both layouts; whatever is missing, empty, strange or no image is named."""
+"""Folders of images in both layouts; errors name missing, empty and unexpected files."""
 
 import os
 import re

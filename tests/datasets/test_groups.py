@@ -1,4 +1,4 @@
-"""Groups: the items that a batch can draw several of, which of places are those that are close together."""
+"""Groups: a batch can draw several items of one group; for places, items of a group are near each other."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "msls": CITIES,
     **{name: {"validation": 10} for name in ("mnist", "fashionmnist", "cifar10", "svhn")},
 }
-SEEDLESS = ("clinc150", "msls", "places")  # whose parts are published, or cut where they lie
+SEEDLESS = ("clinc150", "msls", "places")  # their splits are published, or cut by position
 SHIPPED = ("digits", "docstrings", "spots")  # with a library
 
 

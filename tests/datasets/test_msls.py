@@ -1,4 +1,4 @@
-"""Mapillary Street-Level Sequences in its layout: cities, roles, positions, what is left out and what is missing."""
+"""Mapillary Street-Level Sequences in its layout: cities, roles, positions, images left out and missing files."""
 
 import math
 

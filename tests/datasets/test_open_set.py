@@ -1,4 +1,4 @@
-"""Birds, cars and faces made in their authors' layouts: no class is in two parts; what is missing or wrong is named."""
+"""Birds, cars and faces in generated layouts: no class is in two splits; errors name missing and wrong entries."""
 
 import re
 from collections import Counter
@@ -191,7 +191,7 @@ class TestBadAnnotations:
 class TestEncodings:
     @pytest.fixture(params=["cub200", "lfw"])
     def published(self, tmp_path, request):
-        """A data set whose lists are text, and its lists."""
+        """The name of a data set, its folder, and its lists, which are text files."""
         layouts.cub200(tmp_path) if request.param == "cub200" else layouts.lfw(tmp_path, TRAIN, TEST)
         return request.param, tmp_path, sorted(tmp_path.rglob("*.txt"))
 

@@ -1,4 +1,4 @@
-"""Places: positions in metres that keep areas apart, parts that keep places apart, and what is wrong is named."""
+"""Places: positions in metres that keep areas apart, splits with different places, and errors."""
 
 import math
 

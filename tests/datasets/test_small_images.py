@@ -1,4 +1,4 @@
-"""MNIST, FashionMNIST, CIFAR-10 and SVHN from files in their true formats; what is missing or damaged is named."""
+"""MNIST, FashionMNIST, CIFAR-10 and SVHN from files in their true formats; errors name missing and damaged files."""
 
 import gzip
 import time
@@ -28,7 +28,7 @@ FIRST = {
 
 
 def with_system_root(folder: Path) -> SmallImages:
-    """FashionMNIST as where a system package would put its files into this folder."""
+    """FashionMNIST, as if a system package installed its files into this folder."""
     return replace(fashionmnist, source=replace(fashionmnist.source, system_root=str(folder)))
 
 
@@ -241,7 +241,7 @@ class TestDamaged:
 class TestDownload:
     @pytest.fixture
     def downloads(self, monkeypatch) -> list[tuple[Any, ...]]:
-        """Calls of torchvision, which make the files as the real ones do."""
+        """Calls of torchvision's downloads, whose replacements write small files."""
         calls = []
 
         def stand_in(name: str, make: Callable[[Path], Path]) -> Callable[..., None]:

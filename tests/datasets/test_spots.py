@@ -1,4 +1,4 @@
-"""Spots of photographs that ship with other packages, and reading images in memory as a network takes them."""
+"""Spots of photographs that ship with other packages, and images in memory as inputs of a network."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Classes set aside before training: which, how many, the same every time, and in no part afterwards."""
+"""Classes set aside before training: the same in every run, and in no split afterwards."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_places_have_no_classes_to_set_aside() -> None:
 
 
 def test_of_questions_with_answers_questions_are_the_strangers() -> None:
-    """Answers stand in every part, and would be strangers once a part, each the match of its copies."""
+    """Every split holds all answers, so as strangers, an answer's copies from the splits would match each other."""
     labels = torch.arange(40).repeat(4)
     asked = torch.arange(160) < 120
     texts = datasets.Texts([f"text {number}" for number in range(160)], labels, is_query=asked)

@@ -1,4 +1,4 @@
-"""Texts of files: columns, parts, questions with answers, and what is refused."""
+"""Texts of files: columns, splits, questions with answers, and errors."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""What a loader yields, and what stands for one: a single batch, of inputs with labels or with positions."""
+"""Batches of a loader, and a single batch in its place, of inputs with labels or positions."""
 
 from typing import Any
 

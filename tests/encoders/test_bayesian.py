@@ -1,4 +1,4 @@
-"""The Bayesian encoder: what is fitted, what it gives, how it adds up and is tuned."""
+"""The Bayesian encoder: its fit, its embeddings, sums of encoders, and tuning."""
 
 import copy
 import math

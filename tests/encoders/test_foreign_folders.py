@@ -1,4 +1,4 @@
-"""An encoder's folder that somebody else wrote is held to its tensors before a network takes memory."""
+"""The recipe in an untrusted folder is compared with its tensors before a network takes memory."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from tests.helpers import run_python
 
 
 def changed(folder: Path, change: Any) -> Path:
-    """The same folder with another recipe, and digests made again."""
+    """The same folder with another recipe and new hashes."""
     metadata = next(folder.glob("generation-*/encoder.json"))
     content = json.loads(metadata.read_text())
     content["recipe"] = change(content["recipe"])
@@ -134,7 +134,7 @@ VALUES = (None, [1], {}, "x", 10**30, -1, math.nan)
 
 
 def places(value: Any, *place: str | int) -> Iterator[tuple[str | int, ...]]:
-    """Where the values of JSON are, but for long lists."""
+    """The place of each value in JSON; elements of long lists are left out."""
     is_list = isinstance(value, list) and len(value) < 10
     inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if is_list else ()
     for name, each in inner:
@@ -143,7 +143,7 @@ def places(value: Any, *place: str | int) -> Iterator[tuple[str | int, ...]]:
 
 
 def written(content: Any, place: tuple[str | int, ...], value: Any) -> str:
-    """JSON with another value at a place; a missing one for `...`."""
+    """JSON with another value at a place; `...` removes the value."""
     content = json.loads(json.dumps(content))
     inner = content
     for name in place[:-1]:

@@ -188,7 +188,7 @@ def with_norm(**options: Any) -> nn.Sequential:
 
 
 class AlwaysTraining(nn.Module):
-    """A network whose batch norm stays in training mode whatever is asked of it."""
+    """A network whose batch norm always stays in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class AlwaysTraining(nn.Module):
 
 
 class Beside(nn.Module):
-    """A layer whose output goes nowhere."""
+    """A network with a layer whose output is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class Still(nn.Module):
 
 
 class Shifted(nn.Module):
-    """A network with weights that are in none of its layers."""
+    """A network with a parameter of its own, outside its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class Shifted(nn.Module):
 
 
 class Words(nn.Module):
-    """A vector for the place, among some bins, of each number."""
+    """A network that embeds the bin of each number."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Words(nn.Module):
 
 
 class Placed(nn.Module):
-    """A vector for each of as many places as a batch has items."""
+    """A network that embeds positions; it has as many positions as a batch has items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ def test_an_empty_batch_adds_nothing(structure: str):
 
 
 class OfBatch(nn.Module):
-    """A network that gives an item what depends on its batch, or on nothing at all."""
+    """A network in which `change` makes an item's output random, or dependent on its batch."""
 
     def __init__(self, change: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What people bring: networks that scale, normalise or parametrise their head, and inputs and labels of other types."""
+"""Networks of users, which scale, normalise or parametrise their head; inputs and labels of other types."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Ending(nn.Module):
-    """A head, and what is done with its output."""
+    """A network that applies `change` to the output of its head."""
 
     def __init__(self, change: Change) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ def test_labels_are_of_any_type_of_integers(dtype: torch.dtype) -> None:
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
-    """Items that nobody has counted."""
+    """A data set without a length."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([pair for inputs, labels in make_batches() for pair in zip(inputs, labels, strict=True)])
@@ -335,7 +335,7 @@ def test_an_embedding_gets_no_such_hint() -> None:
 
 
 class Labelled(torch.utils.data.TensorDataset):
-    """A data set that says its labels."""
+    """A data set with an attribute `labels`."""
 
     def __init__(self, inputs: Tensor, labels: Tensor) -> None:
         super().__init__(inputs, labels)

@@ -1,4 +1,4 @@
-"""What an encoder refuses, before any work and by name."""
+"""Errors of an encoder, raised before any work; each names the wrong argument."""
 
 from dataclasses import replace
 from pathlib import Path

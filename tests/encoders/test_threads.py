@@ -1,4 +1,4 @@
-"""One encoder in many threads gives each of them what one thread is given."""
+"""An encoder gives the same results in many threads as in one."""
 
 import json
 import threading
@@ -50,7 +50,7 @@ def one_by_one(encoder: lam.Encoder, inputs: Tensor) -> Tensor:
 
 
 def greatest_gap(encoder: lam.Encoder, inputs: Tensor, each: int, *others: Callable[[], object]) -> float:
-    """How far 16 threads, beside others, are from one thread, at most."""
+    """The greatest difference between 16 threads, which run beside `others`, and one thread."""
     expected = one_by_one(encoder, inputs)
     start = threading.Barrier(N_THREADS + len(others))
 
@@ -71,7 +71,7 @@ def greatest_gap(encoder: lam.Encoder, inputs: Tensor, each: int, *others: Calla
 
 
 def check_embed_tune_and_search(wrap: Wrap, n_items: int, each: int) -> float:
-    """The greatest difference of log κ or a direction from those of one thread."""
+    """The greatest difference in log κ or a direction between several threads and one."""
     network, inputs, labels = make_data(n_items)
     encoder: Any = lam.fit(wrap(network), [(inputs[:100], labels[:100])], margin=0.7, progress=False)
     index = Index(encoder.dimension)

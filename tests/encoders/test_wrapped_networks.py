@@ -1,4 +1,4 @@
-"""Networks inside wrappers, of torch.compile or of parallel training: what is saved knows them by their plain names."""
+"""Networks inside wrappers, of torch.compile or of parallel training: saved tensors have their plain names."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What an index and an encoder say to wrong dimensions and types, as JSON: python -O -m tests.encoders.wrong_shapes.
+"""Errors of an index and an encoder for wrong dimensions and types, as JSON: python -O -m tests.encoders.wrong_shapes.
 
-With -O no `assert` runs, and outside of pytest nothing checks annotated shapes: only what lam itself refuses is left.
+With -O, no `assert` runs, and outside of pytest, nothing checks annotated shapes. So lam itself raises these errors.
 """
 
 import json
@@ -19,7 +19,7 @@ TYPES = (torch.int64, torch.bool, torch.complex64)
 
 
 def wrong(width: int) -> dict[str, Tensor]:
-    """Matrices of three rows, each a unit vector, that are none of so many floating-point numbers."""
+    """Tensors that are not floating-point unit vectors of shape (3, width)."""
     shapes = {
         "one too few": (3, width - 1),
         "one too many": (3, width + 1),
@@ -39,7 +39,7 @@ def wrong(width: int) -> dict[str, Tensor]:
 
 
 def told(call: Callable[[], object]) -> str:
-    """The type and words of an error; what came back where there was none."""
+    """The type and message of an error, or the result of a call without an error."""
     try:
         return f"returned {call()}"
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The experiments: what their data are, that a short run learns, what is written, and what is refused."""
+"""The experiments: their data, learning in a short run, written files, and errors."""
 
 import json
 import math
@@ -229,7 +229,7 @@ def test_the_truth_is_where_mcinfonce_is_least() -> None:
 
 @pytest.mark.long
 def test_the_loss_hardly_tells_narrower_means_of_greater_kappa_from_the_truth() -> None:
-    """Where latents cover a part of the circle alone: a pair's cosine spreads as 1/κ_pos + 2/κ, which both leave."""
+    """If latents cover only a part of the circle, a pair's spread is about 1/κ_pos + 2/κ, the same for both."""
     experiment, factor = PosteriorRecovery(accelerator="cpu"), 0.7
     process, pairs = Process(experiment), pairs_of_batch(256, 256)
     batches = process.batches(256, 256, experiment.generator("batches"))

@@ -1,4 +1,4 @@
-"""A sweep: which settings it takes, the rows and curves it makes, and its means over seeds."""
+"""A sweep: its settings, rows, curves, and means over seeds."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Damaged image files: found in one pass, listed, refused or left out."""
+"""Damaged image files: found in one pass, listed, and left out or raised as an error."""
 
 from pathlib import Path
 

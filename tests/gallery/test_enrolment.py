@@ -1,4 +1,4 @@
-"""Items from images: ids, what belongs together, and what cannot be fused. Whole runs are in `tests.runs`."""
+"""Items from images: ids, fusion, and errors of fusion. `tests.runs` tests whole runs."""
 
 import json
 import warnings

@@ -52,7 +52,7 @@ def items_of(rows: list[dict[str, Any]]) -> list[Item]:
 
 
 def passing(rows: list[dict[str, Any]], filter: dict[str, Any], tmp_path: Path) -> list[int]:
-    """The numbers of the items that pass."""
+    """The numbers of the items that pass a filter."""
     store = ItemStore(tmp_path / "items.sqlite")
     try:
         if not len(store):

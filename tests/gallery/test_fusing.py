@@ -1,4 +1,4 @@
-"""Images fused one after the other, against all of them at once; what cannot be fused; and what is left on disk."""
+"""Images fused one after the other, against fusion at once; errors of fusion; and traces on disk."""
 
 import json
 from dataclasses import replace

@@ -165,7 +165,7 @@ def test_a_second_opening_is_refused(gallery: Gallery, run_copy: Path) -> None:
 
 
 def changed_and_searched(gallery: Gallery, operations: list[Operation], query: Embeddings, k: int) -> list[str]:
-    """What is found by a search that comes when items are stored and the index has not followed yet."""
+    """Ids that a search finds if it begins after items are stored, and before the index follows."""
     apply, names = gallery._index.apply, list[str]()
     searching = threading.Thread(target=lambda: names.extend(found(gallery, query, k)))
 
@@ -182,7 +182,7 @@ def changed_and_searched(gallery: Gallery, operations: list[Operation], query: E
 
 
 def test_a_search_between_store_and_index_sees_one_state(gallery: Gallery) -> None:
-    """An update replaces a key by another, and an item that is there all the time is found all the time."""
+    """An update replaces an item's key; a concurrent search still finds each item that exists all the time."""
     one, other = items(2)
     gallery.write([one, other])
     query = embeddings(2)[:1]
@@ -194,7 +194,7 @@ def test_a_search_between_store_and_index_sees_one_state(gallery: Gallery) -> No
 
 
 def test_no_search_waits_for_the_disk(gallery: Gallery) -> None:
-    """A hit that is not in flux is answered while a write waits for the disk."""
+    """A search whose hits do not change is answered while a write waits for the disk."""
     (one,) = items(1)
     gallery.write([one])
     write, began, synced = gallery.store.write, threading.Event(), threading.Event()
@@ -252,7 +252,7 @@ _CHANGED = 10**6  # the seed of the two items that are changed
 
 
 class Watched:
-    """What one thread writes and others look for, with all that was found wrong."""
+    """Items that one thread writes and others search for, and the errors found."""
 
     def __init__(self, gallery: Gallery) -> None:
         self._gallery = gallery
@@ -262,7 +262,7 @@ class Watched:
         self._update(0)
 
     def _update(self, number: int) -> None:
-        """One item is put anew each time, one has images fused into it, and each third is deleted again."""
+        """Replace one item, and fuse an image into another; every third new item is deleted again."""
         updated, fused = items(2, seed=_CHANGED)
         image = Item(fused.id, fused.vector, 9.0, contents=pack([number]))
         self._gallery.write([Item(updated.id, updated.vector, 9.0 + number), Fuse(image)])
@@ -326,7 +326,7 @@ def test_adding_and_searching_at_once_for_minutes(gallery: Gallery) -> None:
 
 
 def rates(calls: list[Callable[[int], object]], seconds: float) -> list[list[float]]:
-    """Milliseconds of each call, one thread each, every call made again when it returns; the number it gets rises."""
+    """Milliseconds of calls; each runs again and again in its own thread, with a rising number as its argument."""
     until = time.monotonic() + seconds
 
     def repeated(call: Callable[[int], object], number: int) -> list[float]:

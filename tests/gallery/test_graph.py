@@ -48,7 +48,7 @@ def test_items_are_added_found_replaced_removed_and_there_after_a_restart(run_co
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_removed_item_never_comes_back(run_copy: Path, restart: bool) -> None:
-    """Neither amid those that the graph still leads through, nor once these are swept, nor from the cache."""
+    """Not while the graph still contains it, not after the sweep, and not from the cache."""
     gone = set[str]()
     gallery = Gallery(run_copy / "gallery", D, index="hnsw")
     gallery.write(items(300))
@@ -73,7 +73,7 @@ def test_what_was_removed_is_in_no_file_once_the_graph_is_closed(run_copy: Path)
     with opened(run_copy, "hnsw") as gallery:
         vector = gallery.index.search(embeddings(200)[7:8], 1)
         assert vector.scores.item() == pytest.approx(1)
-        held = own_index(gallery)._store.column("vectors")[60 + 7].tobytes()  # as the index made its length one again
+        held = own_index(gallery)._store.column("vectors")[60 + 7].tobytes()  # because the index normalised it again
         assert held in everything(run_copy)
         gallery.write(["0-7"])
         assert own_index(gallery).holds_removed
@@ -104,7 +104,7 @@ def test_either_kind_serves_what_the_other_wrote(run_copy: Path) -> None:
 
 
 def test_no_graph_is_saved_beside_the_items_that_took_the_place(run_copy: Path, tmp_path: Path) -> None:
-    """Their next start would search it."""
+    """Otherwise, the next start of those items would search the wrong graph."""
     folder, other = run_copy / "gallery", Path(shutil.copytree(run_copy / "gallery", tmp_path / "other"))
     with opened(run_copy, "hnsw"):
         folder.rename(tmp_path / "moved")
@@ -183,7 +183,7 @@ def test_a_graph_that_finds_too_little_says_what_to_do(
 
 
 def test_a_graph_that_was_kept_finds_as_much(large: ItemStore, tmp_path: Path) -> None:
-    """With it is kept how widely it is searched."""
+    """The cache keeps the search width, too."""
     first = LocalIndex(tmp_path / "index", large, 32, "HNSW32")
     first.close()
     again = LocalIndex(tmp_path / "index", large, 32, "HNSW32")

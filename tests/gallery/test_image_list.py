@@ -1,4 +1,4 @@
-"""Lists of images: what they give, and their mistakes, each with its line."""
+"""Lists of images: their contents, and errors that name the line."""
 
 from pathlib import Path
 from unicodedata import normalize

@@ -1,4 +1,4 @@
-"""What `lam index` puts into a gallery, beside what is added, changed and deleted there while it is served."""
+"""Items that `lam index` puts into a gallery, beside items that a service adds, changes and deletes."""
 
 import json
 import shutil
@@ -164,7 +164,7 @@ STEPS = {
 def test_a_deletion_that_is_killed_is_whole_or_not_at_all(
     run_copy: Path, digit_folder: Path, tmp_path: Path, step: str, factory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once it is stored the next start finishes it; without that it has not been."""
+    """If the deletion is stored, the next start finishes it; otherwise, it has no effect."""
     index_images(run_copy, digit_folder, factory=factory, progress=False)
     gone, killed = Run(run_copy).gallery.items[7], tmp_path / "killed"
 

@@ -1,4 +1,4 @@
-"""A gallery over a Milvus collection: the same answers, and what an outage costs."""
+"""A gallery over a Milvus collection: the same answers, and the effects of an outage."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ NEVER = 1e6
 
 
 class Server:
-    """Stands before every call to Milvus: lets it through, or fails as pymilvus does where the server is down."""
+    """Intercepts every call to Milvus: lets it through, or fails as pymilvus does if the server is down."""
 
     def __init__(self) -> None:
         self.down = False  # before a call
@@ -50,7 +50,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    """A server that fails on demand; nobody but the test tries whether it is back."""
+    """A server that fails on demand; only the test tries to reach it again."""
     made, told = Server(), MilvusIndex._connection_errors
 
     @contextmanager
@@ -178,14 +178,14 @@ def test_a_restart_catches_up(run_copy: Path, address: str, server: Server) -> N
     before = server.calls
     again.close()
     Gallery(run_copy / "gallery", D, index=address).close()
-    assert server.calls - before < 20  # nothing is sent that is there
+    assert server.calls - before < 20  # stored items are not sent again
 
 
 def test_a_failing_search_opens_the_circuit(gallery: Gallery, server: Server, caplog: pytest.LogCaptureFixture) -> None:
     trip(gallery, server)
     refused(gallery, server)
     assert "server unavailable" in caplog.text
-    assert "server" not in (gallery.complaint or "")  # what the server says is for the log
+    assert "server" not in (gallery.complaint or "")  # the server's error is only in the log
     assert len(gallery) == 60
     assert gallery.store.get("7") is not None
     put_back(gallery, server)
@@ -193,7 +193,7 @@ def test_a_failing_search_opens_the_circuit(gallery: Gallery, server: Server, ca
 
 
 def test_what_is_written_in_an_outage_follows(gallery: Gallery, server: Server) -> None:
-    """Nothing is lost, nothing is there twice, and what was deleted is gone."""
+    """No item is lost, none is stored twice, and deleted items are gone."""
     gallery.write(items(4))
     trip(gallery, server)
     before = server.calls
@@ -202,7 +202,7 @@ def test_what_is_written_in_an_outage_follows(gallery: Gallery, server: Server) 
     )
     assert added.created
     assert updated.key is not None
-    for refusal in (deleted, unknown):  # neither is said to be erased while nobody knows
+    for refusal in (deleted, unknown):  # not reported as erased while this is unknown
         assert isinstance(refusal, Refusal)
         assert refusal.status == 503
         assert "does not answer" in refusal.error
@@ -219,7 +219,7 @@ def test_what_is_written_in_an_outage_follows(gallery: Gallery, server: Server) 
 
 @pytest.mark.parametrize("failing", ["down", "mute"])
 def test_a_failing_write_opens_the_circuit_and_is_stored(gallery: Gallery, server: Server, failing: str) -> None:
-    """Also where the server did what it was asked, and its answer was lost."""
+    """Also if the server carried out the write, and its answer was lost."""
     setattr(server, failing, True)
     (change,) = gallery.write(items(1))
     assert change.created
@@ -235,7 +235,7 @@ def test_a_failing_write_opens_the_circuit_and_is_stored(gallery: Gallery, serve
 def test_a_trial_that_fails_keeps_the_circuit_open(
     gallery: Gallery, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the server does not answer, or fails while it is brought up to date, for whatever reason."""
+    """Also if the server answers, but the update of the collection fails for any reason."""
     trip(gallery, server)
     gallery.write(items(3))
     assert not gallery.index.probe()
@@ -252,7 +252,7 @@ def test_a_trial_that_fails_keeps_the_circuit_open(
 def test_searches_wait_for_the_replay_and_changes_meanwhile_are_in_it(
     gallery: Gallery, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Items are added and deleted while the collection is compared with the store, and after it was."""
+    """Items are added and deleted during and after the comparison of collection and store."""
     trip(gallery, server)
     gallery.write(items(3))
     server.down, put = False, MilvusIndex.put

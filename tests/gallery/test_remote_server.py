@@ -1,4 +1,4 @@
-"""A gallery over a Milvus server in a process of its own that is killed, and one that is stopped."""
+"""A gallery over a Milvus server in its own process, which is killed or stopped."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
 
 @pytest.fixture(params=MILVUS)
 def process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MilvusProcess]:
-    """A server that may be ended or stopped; it is put right afterwards."""
+    """A server that a test may end or stop; afterwards, it runs again."""
     own = MilvusLite(tmp_path / "milvus") if request.param == "lite" else None
     used = own or request.getfixturevalue("milvus_server")
     yield used
@@ -35,7 +35,7 @@ def process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MilvusPr
 def test_a_server_that_is_killed_or_stopped_over_tcp(
     process: MilvusProcess, run_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One search finds it out, within the time-out; the next ones fail at once, and all that was written follows."""
+    """One search waits for the time-out, the next ones fail at once, and later the collection gets all changes."""
     monkeypatch.setattr(remote_index, "TIMEOUT", 3.0)
     monkeypatch.setattr(remote_index, "PAUSE", 0.2)
     gallery = Gallery(run_copy / "gallery", D, index=f"milvus://127.0.0.1:{process.port}/items")

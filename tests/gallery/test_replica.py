@@ -52,7 +52,7 @@ def test_replicas_follow_the_writer(run_copy: Path, address: str) -> None:
         assert len(replica.matching(where)) == 2
         assert replica.search(query, 9, replica.matching(where))[0].ids.shape == (1, 2)
     first.close()
-    assert not isinstance(writer.write(["0-1"])[0], Refusal)  # a replica's open file does not keep it from erasure
+    assert not isinstance(writer.write(["0-1"])[0], Refusal)  # a replica's open file does not prevent erasure
     assert found(second, query) != ["0-1"]
     assert (len(second), len(second.matching(where))) == (62, 1)
     second.close()

@@ -30,7 +30,7 @@ def key(finished_run: FinishedRun) -> str:
 
 @pytest.fixture(scope="module")
 def parts(finished_run: FinishedRun, digit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three shards of a folder, of which an image is there twice."""
+    """Three shards of a folder that holds one image twice."""
     folder = tmp_path_factory.mktemp("parts")
     paths = [folder / f"part-{number}.npz" for number in (1, 2, 3)]
     for number, path in enumerate(paths, 1):
@@ -155,7 +155,7 @@ def test_files_that_cannot_be_are_named(parts: list[Path], key: str, tmp_path: P
 
 
 def test_flipped_and_cut_files_are_caught(parts: list[Path], key: str, tmp_path: Path) -> None:
-    """Whatever is altered is refused, or, in what the archive does not look at, changes nothing."""
+    """An altered file raises an error, or gives the same result if the archive ignores the altered bytes."""
     draw, content, path = random.Random(0), parts[0].read_bytes(), tmp_path / "other.npz"
     whole = merge_embeddings(parts, encoder=key)[1].mean
     for number in range(200):

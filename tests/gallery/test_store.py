@@ -1,4 +1,4 @@
-"""Items on disk: what was acknowledged is there, what was deleted is gone, what was altered is noticed."""
+"""Items on disk: acknowledged items exist, deleted items are gone, altered items are detected."""
 
 import json
 import random
@@ -135,7 +135,7 @@ def test_indexing_again_keeps_an_item_that_the_service_changed(store: ItemStore)
 
 
 def test_a_restored_copy_gives_no_key_again(tmp_path: Path) -> None:
-    """A cached graph or a collection would hold the vector of the lost item under the key of the new one."""
+    """Otherwise a cached graph or a collection would hold the lost item's vector under the new item's key."""
     path, keys = tmp_path / "items.sqlite", list[int]()
     for name in "abc":
         if name == "c":
@@ -219,7 +219,7 @@ def test_a_file_without_a_mark_gets_one(tmp_path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *statements: str) -> Iterator[None]:
-    """Lock the file of a gallery as another process would, while a store waits for a moment only."""
+    """Lock the file of a gallery as another process would; stores then wait only for a moment."""
     with (
         pytest.MonkeyPatch.context() as patched,
         closing(sqlite3.connect(folder / FILE, isolation_level=None)) as other,
@@ -326,7 +326,7 @@ def test_the_facts_of_a_snapshot_are_those_of_its_items(tmp_path: Path, monkeypa
     whole = ItemStore._read_whole
 
     def then_replaced(*arguments: Any) -> Any:
-        """Read, whereupon another process indexes anew."""
+        """Read; then another process replaces the items."""
         result = whole(*arguments)
         with closing(ItemStore(tmp_path / FILE)) as other:
             other.replace([item("b", origin="index")], facts={FACTORY: "HNSW8", MEAN_SAMPLES: "8"})
@@ -339,7 +339,7 @@ def test_the_facts_of_a_snapshot_are_those_of_its_items(tmp_path: Path, monkeypa
 
 
 def damaged(path: Path, whole: bytes, content: dict[str, Item]) -> bool:
-    """Whether damage is noticed, or has done no harm."""
+    """Whether damage is detected, or harmless."""
     try:
         store = ItemStore(path)
     except (CorruptFileError, ValueError):
@@ -413,7 +413,7 @@ def nothing_is_lost_by_kills(folder: Path, kills: int) -> None:
         process.stdout.close()
         numbers = [int(line) for line in lines if line.endswith("\n")]
         acknowledged |= set(numbers)
-        first = max(acknowledged) + 2  # the one after the last may be there or not
+        first = max(acknowledged) + 2  # the last, unacknowledged one may exist or not
         found = {number: set() for number in acknowledged}
         with closing(ItemStore(path)) as store:
             assert store.check() == []

@@ -1,4 +1,4 @@
-"""Small networks of every make, in float64 and with running statistics that are not those of a fresh network."""
+"""Small networks of many kinds, in float64 and with random running statistics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ N, D = 6, 3
 
 
 def settled(network: nn.Module, seed: int = 0) -> Any:
-    """In float64 and evaluation mode, with weights and running statistics drawn anew."""
+    """The network in float64 and evaluation mode, with random weights and running statistics."""
     generator = torch.Generator().manual_seed(seed)
     network = network.double().eval()
     with torch.no_grad():
@@ -40,14 +40,14 @@ def residual() -> EmbeddingNetwork:
 
 
 def padded() -> EmbeddingNetwork:
-    """Convolutions that pad by name, more on one side than on the other, and by what the image has."""
+    """Convolutions with padding by name, asymmetric padding, and reflection padding."""
     layers = nn.Conv2d(1, 3, (2, 4), padding="same", dilation=(1, 2)), nn.Tanh(), nn.Conv2d(3, 2, 3, padding="valid")
     reflecting = nn.Conv2d(2, 4, 3, stride=2, padding=(1, 2), padding_mode="reflect")
     return EmbeddingNetwork(nn.Sequential(*layers, nn.Tanh(), reflecting, nn.Flatten()), nn.Linear(24, D))
 
 
 class Tokens(nn.Module):
-    """A linear layer at every token, a norm with weights, a mean; grouped convolutions beside it."""
+    """Grouped convolutions, a linear layer at every token, a norm with weights, and a mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class CosineLinear(nn.Linear):
 
 
 def heirs() -> EmbeddingNetwork:
-    """Layers that are torch's by name and change what enters them, or their weight, first."""
+    """Layers derived from torch's that first change their input or their weight."""
     layers = StandardisedConv(1, 4, 3), nn.PReLU(), PaddedConv(4, 2, 3), nn.PReLU(2), nn.Flatten(), CosineLinear(32, 5)
     return EmbeddingNetwork(nn.Sequential(*layers), nn.Linear(5, D))
 

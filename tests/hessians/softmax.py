@@ -1,4 +1,4 @@
-"""The curvature of a loss that lam does not know, as a reader would write it: InfoNCE with supervised targets."""
+"""A user's curvature of a loss that lam lacks: InfoNCE with supervised targets."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A loss from outside lam gets everything that the contrastive one has: fit, save, load, add, forget."""
+"""A loss from outside lam has all features of the contrastive loss: fit, save, load, add, forget."""
 
 import inspect
 from collections.abc import Iterator

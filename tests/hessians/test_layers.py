@@ -51,7 +51,7 @@ def of_layers(structure: Any, network: nn.Module, paths: Any, curvature: Curvatu
 
 
 def exact_jacobians(network: Any) -> dict[str, Tensor]:
-    """(N, D, ...) of the head's outputs in every parameter, all at once."""
+    """Jacobians (N, D, ...) of the head's outputs with respect to every parameter, by name."""
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
 
     class Outputs(nn.Module):
@@ -156,12 +156,12 @@ def signed_factors(matrices: Tensor) -> list[tuple[float, Tensor]]:
 
 
 def theirs(network: Any, extension: Any, factors: Tensor) -> Any:
-    """A copy of a network without branches, after BackPACK went through it from these factors of a curvature."""
+    """A copy of a network without branches, after a pass of BackPACK that starts from these factors."""
     backpack = pytest.importorskip("backpack")
     losses = pytest.importorskip("backpack.extensions.secondorder.diag_ggn.losses")
     kron_losses = pytest.importorskip("backpack.extensions.secondorder.hbp.losses")
 
-    class Seed(nn.MSELoss):  # BackPACK starts from its own kinds of losses alone
+    class Seed(nn.MSELoss):  # BackPACK starts only from its own kinds of losses
         def forward(self, input: Tensor, target: Tensor) -> Tensor:
             return (input + target).sum()
 
@@ -207,7 +207,7 @@ def test_the_diagonal_is_backpacks(curvature: Curvature) -> None:
 
 
 def kron_of_a_convnet() -> tuple[Any, Any, Tensor]:
-    """A network without branches, its factors a layer (B, A), and the roots (D, N, D) of what they are of."""
+    """A network without branches, the factors (B, A) of each layer, and roots (D, N, D) of the output curvatures."""
     network, curvature = settled(NETWORKS["convnet"]()), SupConCurvature(0.3, average=False)
     ours = of_layers(LayersKron, network, find_layers(network, "head", images(), "all"), curvature)
     outputs = ours.sums[0].split([rows**2 for rows, _ in ours.shapes])
@@ -227,7 +227,7 @@ def test_the_factors_of_inputs_and_of_the_last_layer_are_backpacks() -> None:
     copy = theirs(network, extensions.KFLR(), roots)
     layers = [module for module in copy if hasattr(module, "weight")]
     for (B, A), module in zip(factors, layers, strict=True):
-        their_B, their_A = module.weight.kflr  # of convolutions their B is that of the bias, and A without its column
+        their_B, their_A = module.weight.kflr  # of a convolution: B for the bias, A without the bias's column
         torch.testing.assert_close(A[: len(their_A), : len(their_A)], their_A, rtol=1e-9, atol=1e-12)
         if isinstance(module, nn.Linear):
             torch.testing.assert_close(B, their_B, rtol=1e-9, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The whole curvature in the outputs of an item, H_a, of every loss that has one."""
+"""H_a, the whole curvature with respect to the output of an item, for every loss that has one."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,7 +63,7 @@ def make(N: int = 8, D: int = 4) -> tuple[Tensor, Tensor, Pairs]:
 
 
 def twin_of_pair(split: str, first: Tensor, second: Tensor) -> Tensor:
-    """H11 of one pair: JᵀHJ in the first output, the second held still."""
+    """H11 of one pair: JᵀHJ with respect to the first output; the second is fixed."""
     f = torch.stack([first, second])
     if split == "arccos":
         return hessian(pair_loss_arccos)(f)[0, :, 0]

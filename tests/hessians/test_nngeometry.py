@@ -1,7 +1,7 @@
-"""Kronecker factors and their eigenbasis against NNGeometry's, which knows a GGN by outputs of a network alone.
+"""Kronecker factors and their eigenbasis against NNGeometry, which computes GGNs from the outputs of a network.
 
-It has no loss over pairs, but given R_a f_a as the outputs, with R_aᵀ R_a = H_a, its GGN is Σ_a H_a ⊗ φ_a φ_aᵀ/N. So it
-is a twin where all H_a are positive semi-definite, and no engine: the factors R_a would be N Cholesky decompositions.
+It has no loss over pairs. But if the outputs are R_a f_a with R_aᵀ R_a = H_a, its GGN is Σ_a H_a ⊗ φ_a φ_aᵀ/N. So it
+serves as a twin if all H_a are positive semi-definite. For real fits, the N decompositions for R_a would cost too much.
 """
 
 from typing import Any

@@ -31,7 +31,7 @@ TAU = 0.3
 
 
 def losses_of(record: type, z: Tensor, positive: Tensor, negative: Tensor) -> tuple[list[Tensor], list[float]]:
-    """Losses of one anchor with logits (M,), each one cross-entropy, and how often each counts."""
+    """Cross-entropies of one anchor with logits (M,), and how often each counts."""
     log_w = (positive + negative).log()
     if record is SupConCurvature:
         shares = positive / positive.sum().clamp(min=1e-300)
@@ -58,7 +58,7 @@ def z_of(f: Tensor, candidates: Tensor) -> Tensor:
 
 
 def curvature_in(parameters: Tensor, z: Any, loss: Any, split: str) -> Tensor:
-    """All second derivatives in some parameters; or Jᵀ H J with H those in the logits."""
+    """The Hessian with respect to the parameters; or Jᵀ H J with the Hessian H with respect to the logits."""
     if split == "outputs":
         return hessian(lambda parameters: loss(z(parameters)))(parameters)
     J, H = jacrev(z)(parameters), hessian(loss)(z(parameters))
@@ -67,7 +67,7 @@ def curvature_in(parameters: Tensor, z: Any, loss: Any, split: str) -> Tensor:
 
 
 def twin(features: Tensor, theta: Tensor, pairs: Any, record: type, split: str, fix: str) -> Tensor:
-    """h, summed: of each anchor's loss, in the weights by which its own output or all outputs depend on them."""
+    """h, summed over the anchors' losses; with `fix="full"`, all outputs depend on the weights, else the anchor's."""
     total, still = torch.zeros_like(theta), features @ theta.T
     for a in range(len(features)):
 
@@ -211,7 +211,7 @@ def test_a_batch_without_items_and_a_bank_without_candidates_have_no_curvature(c
 
 
 class Largest(TorchDispatchMode):
-    """How many elements the largest tensor has that is formed meanwhile."""
+    """Number of elements of the largest tensor that is computed in this mode."""
 
     elements = 0
 

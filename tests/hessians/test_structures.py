@@ -60,7 +60,7 @@ STRUCTURES: dict[type[Structure], list[Any]] = {
 
 
 def empty_of(structure: Any, weight: Tensor, curvature: Curvature, *, has_bias: bool = True) -> Any:
-    """A structure of no batch; that of an Ekfac is in the basis of a batch, a LowRank is of rank 3."""
+    """A structure with sums of zero; an Ekfac has the basis of a batch, a LowRank has rank 3."""
     if structure is LowRank:
         return LowRank.zeros(weight, curvature, has_bias=has_bias, rank=3)
     if structure is not Ekfac:
@@ -81,7 +81,7 @@ def registered() -> Iterator[None]:
     params=[(structure, curvature) for structure, curvatures in STRUCTURES.items() for curvature in curvatures], ids=str
 )
 def parts(request: pytest.FixtureRequest) -> list[Any]:
-    """The structure of three batches."""
+    """Structures of three batches."""
     structure, curvature = request.param
     _, weight, bias, _ = make()
     batches = [make(N=9, seed=seed) for seed in range(3)]

@@ -40,7 +40,7 @@ Parts = tuple[Callable[[Tensor, int], Tensor], Callable[[Tensor, int], Tensor]]
 
 
 def parts_of(curvature: Any, f: Tensor, labels: Tensor) -> Parts:
-    """The logits of an item in its output, and the loss of an item in its logits."""
+    """The logits of an item as a function of its output, and its loss as a function of the logits."""
     n, pairs = F.normalize(f), Pairs.by_label(labels)
     if isinstance(curvature, AnInfoNCECurvature):
         weights = torch.tensor(LAMBDA, dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_post_hoc_they_take_over_what_the_loss_has_learned():
     harder = losses.AnInfoNCE(3, negatives=torch.full((3,), 2.0), margin=0.7)
     trained = train(LaplacePosthoc(curvature="aninfonce"), loss=harder)
     compared_by = trained.encoder.posterior.curvature.curvature.concentration
-    assert max(compared_by) < 4.0  # near 5 - 2; 5 is of the positives alone
+    assert max(compared_by) < 4.0  # near 5 - 2: the positives alone give 5
 
 
 @pytest.mark.parametrize("split", SOFTMAX_SPLITS)

@@ -6,7 +6,7 @@ from torch.func import hessian, jacrev
 
 
 def pair_loss(n: Tensor) -> Tensor:
-    """½ ‖n1 − n2‖² of two outputs that are unit already."""
+    """½ ‖n1 − n2‖² of two unit outputs."""
     return 0.5 * (n[0] - n[1]).square().sum()
 
 
@@ -16,7 +16,7 @@ def pair_loss_arccos(f: Tensor) -> Tensor:
 
 
 def diagonal_of_pair(first: Tensor, second: Tensor, theta: Tensor, split: str, cross: bool) -> Tensor:
-    """The diagonal of JᵀHJ in theta (D, F) of ½ d² for one pair of inputs (F,)."""
+    """The diagonal (D, F) of JᵀHJ for ½ d² of one pair of inputs (F,), with respect to theta."""
     inputs = torch.stack([first, second])
 
     def linear(theta: Tensor) -> Tensor:

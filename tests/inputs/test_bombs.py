@@ -1,4 +1,4 @@
-"""Files of embeddings that are made to harm: bombs, pickles, names that lead outside, headers that lie."""
+"""Malicious files of embeddings: zip bombs, pickles, paths outside the folder, false headers."""
 
 import io
 import resource
@@ -16,7 +16,7 @@ MEBIBYTE = 2**20
 
 
 def arrays(count: int = 3) -> dict[str, np.ndarray]:
-    """Those of a file that is right."""
+    """The arrays of a valid file."""
     names = np.array([str(number) for number in range(count)])
     rows = np.arange(count)
     ones = np.ones(count, np.float32)
@@ -39,7 +39,7 @@ def arrays(count: int = 3) -> dict[str, np.ndarray]:
 
 
 def refusal(path: Path) -> str:
-    """What a file is refused with, within a second and 64 MiB of memory that is really used."""
+    """The error for a file; it needs at most a second and 64 MiB of memory."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(CorruptFileError, match=path.name) as refused:
         merge_embeddings([path], encoder="encoder")
@@ -55,7 +55,7 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
 
 
 def test_paths_that_compress_well_are_no_bomb(tmp_path: Path) -> None:
-    """Text of one width is mostly padding: one long path makes all of them as wide."""
+    """NumPy pads texts to one width, so one long path makes an array that compresses well."""
     count, draw = 20_000, np.random.default_rng(0)
     many = arrays() | {name: draw.random(count, np.float32) for name in ("kappa", "variance", "resultant")}
     many |= {"mean": np.eye(1, 2, dtype=np.float32).repeat(count, 0), "total": np.array(count)}
@@ -95,7 +95,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
 
 
 class Harm:
-    """Leaves a trace where it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace

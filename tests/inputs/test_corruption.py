@@ -1,4 +1,4 @@
-"""Corrupted images: of any size, worse at every severity, and what each kind says it is."""
+"""Corrupted images: any size, worse at every severity, and the definition of each kind."""
 
 import colorsys
 import io
@@ -38,7 +38,7 @@ def scene(n: int, channels: int, height: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_of_any_size_get_worse_step_by_step(kind, shape):
     images = torch.rand(shape, generator=generator())
-    if kind == "crop":  # of what has no structure at any scale, a part differs as much as any other
+    if kind == "crop":  # without structure at any scale, all parts differ equally
         images = torch.linspace(0, 1, shape[2])[:, None].expand(shape)
     change = []
     for severity in range(6):

@@ -1,4 +1,4 @@
-"""Images of every format that is read take no more memory than is said, and are refused where that is too much."""
+"""Decoding takes at most the memory that lam computes from the header; if this is too much, an error is raised."""
 
 import struct
 from collections.abc import Callable
@@ -58,8 +58,8 @@ def test_an_image_takes_no_more_than_is_said(name: str, tmp_path: Path) -> None:
     with Image.open(tmp_path / "image") as image:
         said = decoding_bytes(image, 256)
     assert said <= 16 * SIDE**2
-    open_image(tmp_path / "image", 256)  # what a first use keeps
-    Path("/proc/self/clear_refs").write_text("5")  # the most that was held is what is held
+    open_image(tmp_path / "image", 256)  # memory that the first use keeps
+    Path("/proc/self/clear_refs").write_text("5")  # the peak equals the present use
     before = memory("VmRSS")
     open_image(tmp_path / "image", 256)
     assert memory("VmHWM") - before < said + SLACK

@@ -1,4 +1,4 @@
-"""Small files of many parts, which cost a decoder minutes, are refused at once; what cameras write passes."""
+"""Small files of many parts, which cost a decoder minutes, are refused at once; files of cameras pass."""
 
 import contextlib
 import io

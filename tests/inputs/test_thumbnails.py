@@ -1,4 +1,4 @@
-"""Thumbnails: small pictures that look like the image that they are of."""
+"""Thumbnails: small pictures that look like the original image."""
 
 import io
 from pathlib import Path

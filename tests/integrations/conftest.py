@@ -25,7 +25,7 @@ COMMON = ["the", "and", "of", "many", "old", "new", "two", "very", "often", "som
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine, as in the suite of langchain-tests, to its end."""
+    """Run a test that is a coroutine, as langchain-tests has."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

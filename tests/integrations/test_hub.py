@@ -128,7 +128,7 @@ def test_the_card_has_both_tables_promises_and_limits(tmp_path: Path) -> None:
     assert "| 0.9 | ↑ higher is better |" in card
     assert "## Metrics by score" in card
     rows = [line for line in card.splitlines() if line.startswith(f"| {SCORES['kappa'].name} | ")]
-    assert rows == [f"| {SCORES['kappa'].name} | 0.8 |  |"]  # `auroc` is of the encoder's own score
+    assert rows == [f"| {SCORES['kappa'].name} | 0.8 |  |"]  # `auroc` is for the encoder's own score
     assert "At most 0.05 of queries without a match are answered" in card
     assert "## Limits\n\n- The rates assume" in card
     published(tmp_path / "bare", None)

@@ -130,7 +130,7 @@ def test_a_filter_that_is_no_function_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:the gallery holds")
 def test_relevances_of_all_ranks_are_shares_of_right_documents(store: LamVectorStore) -> None:
-    """Half of the queries have lost their class from the store, as the calibration assumes; hence the warning."""
+    """For half of the queries, the store lacks their class, as the calibration assumes. This causes the warning."""
     documents = store.similarity_search(KNOWN, k=1000)
     told, right = [[], [], []], [[], [], []]
     for document in documents:
@@ -144,7 +144,7 @@ def test_relevances_of_all_ranks_are_shares_of_right_documents(store: LamVectorS
                 told[rank].append(probability)
                 right[rank].append(other.metadata["label"] == label)
     gaps = [abs(sum(each) - sum(hits)) / len(hits) for each, hits in zip(told, right, strict=True)]
-    assert max(gaps) <= gaps[0] + 0.05  # the calibration of so small a run is no better
+    assert max(gaps) <= gaps[0] + 0.05  # the calibration of a small run is not better
 
 
 def test_the_second_label_is_judged_as_if_the_first_were_not_there(store: LamVectorStore) -> None:

@@ -124,7 +124,7 @@ def test_altered_and_missing_files_are_named(sure: SentenceTransformer, tmp_path
 
 
 def test_an_encoder_around_the_whole_model_gives_the_same_kappa(model: SentenceTransformer) -> None:
-    """Its network ends in the identity, and the module keeps the posterior alone."""
+    """The encoder's network ends in the identity, and the module keeps only the posterior."""
     from lam.inputs import TextPreprocessing
     from lam.models.frozen import with_head
     from lam.models.sentences import SentenceFeatures
@@ -146,7 +146,7 @@ def test_the_encoder_must_take_the_embeddings_of_the_model(model: SentenceTransf
 
 
 def test_a_head_inside_the_model_is_an_error(model: SentenceTransformer) -> None:
-    """Its inputs have the width of the embeddings, but are not the embeddings."""
+    """The head's inputs have the width of the embeddings, but are not the embeddings."""
     with_dense = SentenceTransformer(
         modules=[*model, Dense(WIDTH, WIDTH, activation_function=torch.nn.Identity())], device="cpu"
     )

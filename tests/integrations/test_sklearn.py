@@ -1,4 +1,4 @@
-"""The estimator keeps scikit-learn's contract and its promised rate, and detects digits it never saw."""
+"""The estimator keeps scikit-learn's contract and its promised rate, and detects digits outside its training data."""
 
 import pickle
 import warnings

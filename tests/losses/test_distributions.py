@@ -74,7 +74,7 @@ def hib_by_loop(loss: Any, samples: Tensor, pairs: Pairs) -> Tensor:
 
 
 def elk_row(mean: Tensor, kappa: Tensor, a: int) -> Tensor:
-    """Of item a with each: log C(κ₁) + log C(κ₂) − log C(‖κ₁μ₁ + κ₂μ₂‖)."""
+    """The similarities of item a to all items: log C(κ₁) + log C(κ₂) − log C(‖κ₁μ₁ + κ₂μ₂‖)."""
 
     def similarity(b: int) -> Tensor:
         fused = (kappa[a] * mean[a] + kappa[b] * mean[b]).norm()
@@ -84,7 +84,7 @@ def elk_row(mean: Tensor, kappa: Tensor, a: int) -> Tensor:
 
 
 def drawn_apart() -> Pairs:
-    """Pairs whose negatives are two items alone, which are no anchors."""
+    """Pairs in which only two items are negatives, and these are not anchors."""
     negative = torch.zeros(6, 6, dtype=torch.bool)
     negative[:4, 4:] = True
     positive = torch.zeros(6, 6, dtype=torch.bool)

@@ -15,9 +15,9 @@ from lam.runs.config_files import load_config
 from lam.runs.run import run
 from tests.conftest import TINY
 
-TRAINABLE = ("varcon", "aninfonce")  # which have tests of their own
+TRAINABLE = ("varcon", "aninfonce")  # these have their own tests
 NAMES = [name for name in losses.LOSSES if name not in TRAINABLE]
-SOFTMAX = ("infonce", "supcon", *TRAINABLE)  # which take positive pairs alone
+SOFTMAX = ("infonce", "supcon", *TRAINABLE)  # these use only positive pairs
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -196,7 +196,7 @@ def test_pairs_of_another_batch_are_refused() -> None:
 
 
 class Cubes(losses.Loss):
-    """Mean cubed distance of the positive pairs, with no setting at all."""
+    """Mean cubed distance of the positive pairs; a loss without settings."""
 
     def _compute(self, embeddings: torch.Tensor, pairs: Pairs) -> torch.Tensor:
         squared = squared_distances(embeddings) + torch.eye(len(embeddings))

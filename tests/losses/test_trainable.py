@@ -1,4 +1,4 @@
-"""VarCon and AnInfoNCE against slow loops in float64, at their limits and at the edges; and how they are trained."""
+"""VarCon and AnInfoNCE against slow loops in float64, at their limits and at the edges; and their training."""
 
 import math
 from pathlib import Path

@@ -24,7 +24,7 @@ EXPLICIT: dict[str, Explicit | None] = {
 
 
 def added(explicit: Explicit | None, first: Tensor, second: Tensor, cosine: Tensor) -> Tensor:
-    """Equations 5, 6 and 10 of one pair."""
+    """The term of an explicit concentration for one pair, equations 5, 6 and 10."""
     if explicit is None:
         return 0 * cosine
     total = -explicit.weight * (first + second) * cosine
@@ -35,7 +35,7 @@ def added(explicit: Explicit | None, first: Tensor, second: Tensor, cosine: Tens
 
 
 def same(value: Tensor, slow: Tensor, inputs: list[Tensor]) -> None:
-    """Value and gradients; where one has none, the other has none."""
+    """Check that two losses have the same value and the same gradients."""
     torch.testing.assert_close(value, slow, rtol=1e-10, atol=1e-12)
     options: Any = {"allow_unused": True, "retain_graph": True, "materialize_grads": True}
     for one, other in zip(*(torch.autograd.grad(each, inputs, **options) for each in (value, slow)), strict=True):
@@ -85,7 +85,7 @@ def test_swav_predicts_the_assignment_of_the_other_view(kind: str) -> None:
 
 
 def slow_sinkhorn(scores: Tensor, n_iterations: int) -> Tensor:
-    """As the source has it: a matrix of sum 1, rows and columns in turn, in float64."""
+    """Sinkhorn as in the paper: a matrix of sum 1, with columns and rows scaled in turn, in float64."""
     rows, columns = scores.shape
     q = [[math.exp(float(score)) for score in row] for row in scores.double()]
     for _ in range(n_iterations):

@@ -1,4 +1,4 @@
-"""A method as anyone may add one: the length of the features is their certainty."""
+"""A user's method: κ grows with the length of the features."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Data and a network so small that a test trains in a moment."""
+"""Data and a network that train in a moment."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -25,18 +25,18 @@ QUICK: dict[str, Any] = {"n_members": 2, "reference": 20, "epochs": 1, "n_sample
 
 
 def training(**options: Any) -> Training:
-    """How all of these train, but for some options."""
+    """The training settings of these tests, with some options changed."""
     return Training(**(TRAINING | options))
 
 
 def quick(name: str) -> Any:
-    """The method of a name, with options under which it trains in a moment."""
+    """A method by name, with options for a short training."""
     known = {option.name for option in fields(METHODS[name])}
     return METHODS[name](**{option: value for option, value in QUICK.items() if option in known})
 
 
 def trainer(method: type[Method]) -> Callable[..., Trained]:
-    """Give a function that trains by a method: `options` is that method, everything else is of training."""
+    """A function that trains by a method; `options` is a method in its place, other arguments are for `Training`."""
 
     def train(network: nn.Module, data: Any, *, options: Method | None = None, **training: Any) -> Trained:
         return (options or method()).train(network, data, Training(**training))
@@ -58,7 +58,7 @@ def batches(data: TensorImages, size: int = 20) -> list[tuple[torch.Tensor, torc
 
 
 def outside(n: int = 20) -> torch.Tensor:
-    """Inputs that are no pattern at all."""
+    """Inputs without a pattern."""
     return 3 * torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(2))
 
 

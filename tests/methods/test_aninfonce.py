@@ -1,4 +1,4 @@
-"""AnInfoNCE's members and hard negatives: what a step takes, what is kept, and what is refused."""
+"""AnInfoNCE's members and hard negatives: the pairs of a step, the history, and errors."""
 
 from pathlib import Path
 from typing import Any

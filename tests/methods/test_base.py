@@ -1,4 +1,4 @@
-"""What the training functions of all methods share: whose checkpoints they take up, and that they draw nothing."""
+"""All methods: they resume only their own checkpoints, and leave global random states unchanged."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,7 +99,7 @@ def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method
         output = encoder.network(inputs)
     for n_samples in (2, 9):
         found = encoder.predict(inputs, n_samples=n_samples, joint=True).embeddings
-        if method == "mc_dropout":  # which has no direction of its own
+        if method == "mc_dropout":  # its directions are means of samples
             assert found.mean_samples == n_samples
         else:
             assert found.mean_samples is None
@@ -108,7 +108,7 @@ def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method
 
 @pytest.mark.parametrize("method", ["hib", "mcinfonce", "simclr", "laplace_online"])
 def test_a_batch_norm_after_the_head_is_refused(method: str) -> None:
-    """It is the identity before the training, so the head seems to give the output."""
+    """Before the training, the batch norm is the identity, so the head seems to give the output."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="head '3' does not give the direction of the network's output"):
         find(method)().train(network, small.images(), small.training())

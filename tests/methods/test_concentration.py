@@ -1,4 +1,4 @@
-"""Methods that learn κ by losses of distributions: what is trained when, what κ says afterwards, what is refused."""
+"""Methods that learn κ by losses on distributions: the phases of training, the learned κ, and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def weights(network: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def ambiguous(n: int = 240) -> tuple[TensorImages, Tensor]:
-    """Images of four patterns, a quarter of them covered, so that nothing in them says which; and which ones."""
+    """Images of four patterns, and which are covered: a quarter of the images, in which no pattern is visible."""
     clear, is_covered = small.images(n, noise=0.05), torch.arange(n) % 16 >= 12
     return TensorImages(clear.images * ~is_covered[:, None, None, None], clear.labels), is_covered
 

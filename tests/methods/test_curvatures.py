@@ -1,4 +1,4 @@
-"""The curvature that a posterior is of, chosen by the options of a Laplace method: its loss's own, or another."""
+"""The curvature of a posterior, by the options of a Laplace method: for the training loss, or for another loss."""
 
 import json
 from dataclasses import replace
@@ -134,7 +134,7 @@ def test_a_setting_that_neither_has_is_refused_before_training(method: Any) -> N
 
 @pytest.mark.parametrize("name", sorted(ALL_METHODS.keys() - {"hib"}))
 def test_every_method_says_whose_curvature_its_networks_have(name: str) -> None:
-    method = Aninfonce() if name == "aninfonce" else small.quick(name)  # of which one of two members has none
+    method = Aninfonce() if name == "aninfonce" else small.quick(name)  # one of the two members has none
     settings_of_loss = method.trained_by(losses.build("infonce", margin=0.7, temperature=0.2), 3)
     network = models.build("convnet8", dimension=3)
     options = {"pretrained": True, "trained_by": settings_of_loss}
@@ -200,13 +200,13 @@ def test_its_own_is_that_of_the_loss_that_trains(method: Any, loss: str, expecte
     encoder = train(method(curvature="own"), loss=losses.build(loss, margin=0.7)).encoder
     actual = encoder.posterior.curvature.curvature
     if isinstance(actual, VarConCurvature):
-        assert actual.epsilon != 0.02  # what the loss learned
+        assert actual.epsilon != 0.02  # the loss's learned values
         actual = replace(actual, epsilon=0.02)
     assert actual == expected
 
 
 def slow_diagonal(loss: Any, f: Tensor, kappa: float, a: int, pairs: Pairs) -> Tensor:
-    """The whole second derivative of an anchor's own loss in its output, by automatic differentiation."""
+    """The diagonal of the Hessian of an anchor's own loss with respect to its output, by autograd."""
     rows = torch.arange(len(f))[:, None] == a
     positive, negative = pairs.positive & rows, pairs.negative & rows
     own = Pairs(positive, negative, int(positive.sum()), int(negative.sum()))

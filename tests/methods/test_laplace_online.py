@@ -220,7 +220,7 @@ def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():
 
 
 class TwoHeads(torch.nn.Module):
-    """Two layers give the same output, so that which one is meant has to be said."""
+    """Two layers compute the same output, so `head` must name one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def test_augmentation_ends_with_training() -> None:
 
 @pytest.mark.parametrize("margin", [None, 2.0])
 def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None) -> None:
-    """As in the authors' code: the curvature of every violating triplet of every batch, added up, and a prior of 1."""
+    """As in the authors' code: the summed curvature of all violating triplets in all batches, and a prior of 1."""
     options = replace(OPTIONS, fix="fixed", miner="violating", average=False, likelihood_scale=None)
     options = replace(options, negative_weight=1.0, prior_precision=1.0, batch_size=8, margin=margin, structure="diag")
     data, network = make_data(16), models.build("convnet8", dimension=3)
@@ -97,7 +97,7 @@ def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None
                 none = torch.zeros_like(pair)
                 kinds = (pair, none) if sign > 0 else (none, pair)
                 ggn = contrastive_ggn(features, weight, bias, Pairs(*kinds, 1, 1), margin=margin or 0.7)
-                total += (ggn.sums[0] - ggn.sums[1]) / 2  # of the two orders of a pair one counts
+                total += (ggn.sums[0] - ggn.sums[1]) / 2  # only one of the two orders of a pair counts
     torch.testing.assert_close(encoder.posterior.curvature.h, total, rtol=1e-5, atol=1e-5 * float(total.abs().max()))
     torch.testing.assert_close(encoder.posterior.variance.double(), 1 / (total.relu() + 1), rtol=1e-3, atol=0)
 
@@ -168,7 +168,7 @@ def test_a_posterior_of_clipped_weights_is_fitted_again_where_it_can_be() -> Non
     data, options = make_data(), LaplacePosthoc(batch_size=12, structure="diag")
     encoder, _ = train(models.build("convnet8", dimension=3), data, options=options, pretrained=True, **settings())
     own = encoder.posterior.curvature
-    sums = own.sums * torch.tensor([0, 1])[:, None, None]  # of the negative pairs alone
+    sums = own.sums * torch.tensor([0, 1])[:, None, None]  # from negative pairs only
     encoder.posterior = replace(encoder.posterior, curvature=replace(own, sums=sums))
     clipped, tried = encoder.posterior, list[LaplacePosthoc]()
 

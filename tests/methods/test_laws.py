@@ -1,4 +1,4 @@
-"""Laws that every method and its encoder keep, whoever registered them."""
+"""Laws of every registered method and its encoder."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +22,7 @@ NEW = small.images(12, seed=3).images
 
 @cache
 def trained(method: str) -> Trained:
-    """One training for all laws, which leave it as it is."""
+    """One training for all laws, whose tests do not change it."""
     return small.quick(method).train(small.network(dropout=0.1), DATA, small.training(seed=4))
 
 

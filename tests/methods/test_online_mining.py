@@ -1,4 +1,4 @@
-"""Online training over mined pairs, and where its loss or its curvature cannot be followed any more."""
+"""Online training on mined pairs, and errors if its loss or its curvature diverges."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,7 +107,7 @@ def test_a_resumed_mined_run_equals_an_uninterrupted_one_and_other_miners_are_re
 
 
 class Poisoned(OnlineLaplaceStep):
-    """Meets a disaster at its fifth step: in the second epoch of three batches."""
+    """A step that calls `disaster` at the fifth batch, in the second epoch of three batches."""
 
     def __init__(self, disaster: Callable[[nn.Module, "Poisoned"], None]) -> None:
         super().__init__("head", replace(OPTIONS, warmup_epochs=2))

@@ -1,4 +1,4 @@
-"""A method from outside of lam, in the forty lines of `own_method.py`, is one like the others once it is registered."""
+"""The registered method of `own_method.py`, from outside lam, works like the other methods."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

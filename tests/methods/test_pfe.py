@@ -35,7 +35,7 @@ def make_network(seed: int = 0) -> models.EmbeddingNetwork:
 
 
 class NetworkWithBatchNorm(nn.Module):
-    """What moves by itself in training mode: batch norm and dropout."""
+    """A network with batch norm and dropout, which change in training mode."""
 
     def __init__(self) -> None:
         super().__init__()

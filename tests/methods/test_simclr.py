@@ -1,4 +1,4 @@
-"""SimCLR with an explicit concentration: two views, no labels, κ of what the views agree on."""
+"""SimCLR with an explicit concentration: two views, no labels, and a κ that rises with the views' agreement."""
 
 import pytest
 import torch

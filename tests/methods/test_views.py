@@ -1,4 +1,4 @@
-"""Methods that learn from two views: what is trained beside the network, what is kept, and that none collapses."""
+"""Methods that learn from two views: extra trained parts, saved parts, and no collapse."""
 
 import copy
 import math

@@ -29,7 +29,7 @@ def bag_of_words(*, dimension: int, dropout: float = 0.0) -> EmbeddingNetwork:
 
     Args:
         dimension: embedding dimensions D.
-        dropout: of the counts.
+        dropout: dropout rate of the counts.
     """
     features = nn.Sequential(BagOfWords(), nn.Dropout(dropout)) if dropout else BagOfWords()
     return EmbeddingNetwork(features, nn.Linear(WIDTH, dimension))
@@ -42,7 +42,7 @@ def bag_of_words_as_it_is(*, dimension: int, head: str = "identity") -> Embeddin
     """The network with a head that changes nothing.
 
     Args:
-        dimension: embedding dimensions D. Left aside: it is that of the counts.
+        dimension: unused; D is the number of counts.
         head: `identity`.
     """
     return EmbeddingNetwork(BagOfWords(), identity_layer(WIDTH))

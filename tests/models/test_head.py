@@ -10,7 +10,7 @@ from lam.models.head import ADDED, features_and_output, find_head, record_head_i
 
 
 class Classifier(nn.Module):
-    """A classifier's logits hang off the embedding: its last linear layer does not give the output."""
+    """A classifier that computes logits from the embedding: its last linear layer does not give the output."""
 
     def __init__(self, normalise: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Pooled(nn.Module):
 
 
 class Several(nn.Module):
-    """Gives two things by name."""
+    """A network with two named outputs."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"a": x[0], "b": x}
@@ -77,7 +77,7 @@ def test_a_network_whose_output_no_linear_layer_gives_is_refused_with_its_layers
 
 
 class Cosines(nn.Linear):
-    """Cosines of what enters to the rows of the weight: by name a linear layer."""
+    """A linear layer by class, which computes cosines of the input and the rows of the weight."""
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(F.normalize(input), F.normalize(self.weight))

@@ -1,4 +1,4 @@
-"""Networks by name: their shape, their head, their recipe, and the random state that they leave alone."""
+"""Networks by name: shape, head, recipe, and an unchanged global random state."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 as a frozen network for photographs: its weights, its features, its head, and what is refused."""
+"""EfficientNet-Lite0 as a frozen network for photographs: its weights, features, head, and errors."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

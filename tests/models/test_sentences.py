@@ -1,4 +1,4 @@
-"""Frozen networks for sentences: features kept, a head that is trained or an identity, and what is refused."""
+"""Frozen networks for sentences: cached features, a trained or an identity head, and errors."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ from tests.helpers import unchecked
 
 
 class Frozen(nn.Module):
-    """What is used of a SentenceTransformer: six features from the letters of a text, one token a word, three read."""
+    """A stand-in for a SentenceTransformer: six features from letters; a word is a token, and three tokens are read."""
 
     max_seq_length = 3
 

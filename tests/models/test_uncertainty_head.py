@@ -1,4 +1,4 @@
-"""The uncertainty head: its formula, its shared scale and shift, and where it starts."""
+"""The uncertainty head: its formula, its shared scale and shift, and its initial values."""
 
 import json
 

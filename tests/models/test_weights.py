@@ -1,4 +1,4 @@
-"""Weights from files as training scripts leave them."""
+"""Weights from files in the forms that training scripts write."""
 
 import argparse
 from collections.abc import Callable

@@ -144,7 +144,7 @@ def test_what_each_loss_divides_by(kind: str, name: str) -> None:
         / 2,
     }[name]
     value = losses.build(name, margin=MARGIN)(embeddings, choose(Mining(kind), embeddings))
-    rounded = 0.5 / 30  # of n, a whole number of some tens of pairs here
+    rounded = 0.5 / 30  # n⁺ and n⁻ are rounded; here they are some tens
     torch.testing.assert_close(value, expected, rtol=rounded if name == "log_posterior" else 1e-9, atol=1e-12)
 
 
@@ -175,7 +175,7 @@ def test_a_pair_named_often_weighs_more_among_the_chosen_and_not_more_in_all() -
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_triplets_are_drawn_from_those_of_a_kind(kind: Any) -> None:
-    """Each has the same chance, none is drawn twice, and each gives a positive and a negative pair."""
+    """Triplets are equally likely, none is drawn twice, and each gives a positive and a negative pair."""
     embeddings, everything = points(8), Pairs.by_label(LABELS[:8])
     found, size = triplets(kind, embeddings, everything), 8
     count = 2 * len(found) // 3

@@ -76,7 +76,7 @@ def test_positions_of_many_coordinates_need_no_more_matrices():
 
 
 def gap(a: float, b: float) -> float:
-    """The angle between two directions, the obvious way."""
+    """The angle between two directions, by the arc cosine."""
     turn = math.radians(a - b)
     return math.degrees(math.acos(max(-1.0, min(1.0, math.cos(turn)))))
 
@@ -219,7 +219,7 @@ def test_whole_metres_and_degrees_may_be_integers(dtype: torch.dtype, within: fl
 
 @pytest.mark.parametrize(("within", "beyond"), [(0.5, 1.3), (1.3, 2.5), (2.5, 3.5), (2.5, 2.5)])
 def test_places_exactly_at_a_distance_count_alike_everywhere(within: float, beyond: float):
-    """On a grid of decimetres, whose decimals are no binary fractions, 0.3 and 0.4 are 0.5 apart or not quite."""
+    """Decimetres are not binary fractions: by rounding, points 0.3 and 0.4 apart along the axes may miss 0.5."""
     positions = torch.randint(0, 60, (300, 2), generator=torch.Generator().manual_seed(0)).double() / 10
     squares = (positions[:, None] - positions[None]).square().sum(-1)
     exact = (10 * positions).round()

@@ -25,7 +25,7 @@ def clipped(matrix: Tensor) -> Tensor:
 
 
 def dense_h(posterior: Any) -> Tensor:
-    """h as a (D F, D F) matrix, with what is negative set to zero."""
+    """h as a (D F, D F) matrix, with negative values set to zero."""
     h = posterior.curvature
     if posterior.structure.name == "diag":
         return h.h.relu().flatten().diag()
@@ -45,7 +45,7 @@ def dense_covariance(posterior: Any) -> Tensor:
 
 
 def jacobian(posterior: Posterior, features: Tensor) -> Tensor:
-    """(N, D, D F) of outputs in weights."""
+    """Jacobians (N, D, D F) of outputs with respect to weights."""
     inputs = posterior._inputs(features)
     return torch.einsum("de,nf->ndef", torch.eye(D, dtype=DTYPE), inputs).flatten(2)
 

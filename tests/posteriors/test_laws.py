@@ -1,4 +1,4 @@
-"""Laws that every posterior keeps: features enter one over the last layer, inputs of a network one over its layers."""
+"""Laws of every posterior; over a last layer it takes features, over several layers the network's inputs."""
 
 import json
 import math
@@ -76,7 +76,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def sampled(posterior: Any, n_samples: int, generator: torch.Generator | None = None) -> list[Tensor]:
-    """Sampled weights, those of each parameter."""
+    """Sampled weights of each parameter."""
     weights = posterior.sample(n_samples, generator=generator)
     return list(weights.values()) if isinstance(weights, dict) else [part for part in weights if part is not None]
 

@@ -32,7 +32,7 @@ def dense_covariance(posterior: Any) -> Tensor:
 
 
 def flat_jacobian(posterior: Any, inputs: Tensor) -> Tensor:
-    """(N, D, n) of the network's outputs in the flat weights of all layers."""
+    """Jacobians (N, D, n) of the network's outputs with respect to the flat weights of all layers."""
     names = [
         f"{path}.{name}" for path in posterior.layers for name in own_weights(posterior.network.get_submodule(path))
     ]
@@ -131,7 +131,7 @@ def test_sampling_holds_the_noise_of_few_layers_at_a_time(monkeypatch: pytest.Mo
     def tracked(*shape: int, **options: Any) -> Tensor:
         noise = randn(*shape, **options)
         drawn.append(weakref.ref(noise))
-        assert sum(noise() is not None for noise in drawn) <= 3  # of one layer, of the next, and of the outputs
+        assert sum(noise() is not None for noise in drawn) <= 3  # noise of one layer, of the next, and of the outputs
         return noise
 
     monkeypatch.setattr(torch, "randn", tracked)

@@ -18,13 +18,13 @@ NAMES = "kappa", "cosine", "knn"
 
 @dataclass(frozen=True)
 class World:
-    """How scores are drawn: those of known queries are standard normal, with a common part.
+    """The distribution of scores. Scores of known queries are standard normal, with a common part.
 
     Attributes:
-        no_match: what a query gains in `cosine` where its matches are taken out of the gallery.
-        stranger: by score, what strangers gain.
-        told: how far `cosine` tells right first hits from wrong ones.
-        share_right: of the first hits of queries with a match.
+        no_match: increase of a query's score `cosine` if its matches are removed from the gallery.
+        stranger: increase of each score for strangers.
+        told: how well `cosine` separates right first hits from wrong ones; a coefficient of log odds.
+        share_right: approximate share of right first hits, for queries with a match.
     """
 
     no_match: float
@@ -44,7 +44,7 @@ class World:
         return scores, right, {**scores, "cosine": scores["cosine"] + self.no_match + less}
 
     def strangers(self, classes: Int[Tensor, " O"], generator: torch.Generator) -> dict[str, Float[Tensor, " O"]]:
-        """Scores of strangers; half the variance is that of their classes."""
+        """Scores of strangers; half of the variance lies between classes."""
         scores = {}
         for name, gain in zip(NAMES, self.stranger, strict=True):
             own = torch.randn(len(classes), generator=generator, dtype=torch.float64)
@@ -53,7 +53,7 @@ class World:
         return scores
 
     def evidence(self, n: int, generator: torch.Generator) -> tuple[Evidence, Int[Tensor, " O"]]:
-        """Of n queries, a tenth of them without a match, and as many classes of strangers of 1 to 5 items."""
+        """Evidence of n queries, a tenth of them without a match, and of n classes of 1 to 5 strangers."""
         scores, right, without = self.known(n, generator)
         classes = torch.arange(n).repeat_interleave(torch.randint(1, 6, (n,), generator=generator))
         has_match = torch.arange(n) % 10 != 9
@@ -84,10 +84,10 @@ ACCEPTS = DEFAULT, "probability", "cosine"
 def rates(
     world: World, n: int, targets: tuple[float, ...], generator: torch.Generator, *, new: int = 1000
 ) -> tuple[dict[tuple[str, str, float], float], str]:
-    """What one calibration set of n queries brings on new queries, and on strangers of new classes.
+    """Calibrate on one set of n queries, and measure on new queries and on strangers of new classes.
 
     Returns:
-        The rate of each event, by what decides and by target; and what decides by default.
+        The rate of each event, by accept statistic and by target; and the default statistic.
     """
     evidence, classes = world.evidence(n, generator)
     answers: list[MatchProbability] = []

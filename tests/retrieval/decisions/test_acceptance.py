@@ -1,4 +1,4 @@
-"""What decides: by simulation its promises, learnt or not, and by construction the choice between scores."""
+"""The accept statistic: its promises, by simulation, and the choice between scores, by construction."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -20,11 +20,11 @@ from lam.vmf.embeddings import Embeddings
 from tests.retrieval.decisions.calibrated import calibrated
 from tests.retrieval.decisions.simulation import NAMES, WORLDS, rates
 
-FOUR_ERRORS = 4.0  # of 21 mean rates in a test none is to be above by chance
+FOUR_ERRORS = 4.0  # no mean rate of 21 in a test should exceed it by chance
 
 
 def mean_rates(world: str, n: int, targets: tuple[float, ...], times: int) -> Counter[str]:
-    """Fails where a mean rate over calibration sets is above its target by more than chance; counts what decided."""
+    """Fail if a mean rate over calibration sets exceeds its target by more than chance; count the chosen statistics."""
     generator, chosen = torch.Generator().manual_seed(n), Counter[str]()
     found = defaultdict[tuple[str, str, float], list[float]](list)
     for _ in range(times):
@@ -50,7 +50,7 @@ def test_whatever_decides_the_rates_are_kept_on_average(world: str) -> None:
 @pytest.mark.parametrize("n", [20, 40, 100, 300])
 @pytest.mark.parametrize("world", WORLDS)
 def test_whatever_decides_the_rates_are_kept_on_average_of_many_sets(world: str, n: int) -> None:
-    """2,000 calibration sets a world, 500 of each size."""
+    """2,000 calibration sets for each world, 500 of each size."""
     chosen = mean_rates(world, n, (0.05, 0.1, 0.2), 500)
     assert world != "useful" or n < 100 or chosen[PROBABILITY] > 250
 
@@ -60,7 +60,7 @@ def _fit(evidence: Evidence, accept: str | None = None) -> Acceptance:
 
 
 def test_a_single_score_is_the_same_function_whatever_was_learnt() -> None:
-    """So that its threshold is exact by counting, and its rate follows the law of `ConformalScores`."""
+    """So its threshold is exact, and its rate follows the law of `ConformalScores`."""
     evidence, classes = WORLDS["useful"].evidence(50, torch.Generator().manual_seed(0))
     for name in NAMES:
         learnt = _fit(evidence, name)
@@ -93,7 +93,7 @@ def test_the_probability_is_that_of_the_answer_and_its_scores_are_out_of_fold() 
 
 
 def _split(n: int, *telling: str, apart: float = 3.0, seed: int = 0) -> Evidence:
-    """Of n queries half are answered rightly; each of some scores is higher for a part of all that is not."""
+    """Evidence of n queries, half of them right; scores in `telling` are higher for all searches without a right hit."""
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randn(3, len(NAMES), n, generator=generator, dtype=torch.float64)
     asked, no_match, strangers = (dict(zip(NAMES, kind, strict=True)) for kind in draw)
@@ -152,7 +152,7 @@ _CENTERS = torch.randn(KNOWN_CLASSES + STRANGE_CLASSES, WIDTH, generator=torch.G
 
 
 def _items(classes: torch.Tensor, seed: int, *, spread: float = 0.55) -> Embeddings:
-    """Gaussian classes as directions; κ tells nothing."""
+    """Gaussian classes as directions; κ carries no information."""
     generator = torch.Generator().manual_seed(seed)
     points = _CENTERS[classes] + spread * torch.randn(len(classes), WIDTH, generator=generator)
     kappa = 10 ** (1 + torch.rand(len(classes), generator=generator))
@@ -171,7 +171,7 @@ def _hits(queries: Embeddings, gallery: Embeddings = GALLERY) -> Hits:
 
 
 def _people(n: int, seed: int, **options: object) -> Calibration:
-    """Calibrated on n queries of 15 classes, of 4 items each in the gallery."""
+    """A calibration on n queries of 15 classes; the gallery has 4 items of each."""
     classes = torch.randint(0, KNOWN_CLASSES, (n,), generator=torch.Generator().manual_seed(seed))
     queries = _items(classes, 100 + seed)
     searches = search_open_set(queries.mean, GALLERY.mean, lambda rows: classes[rows][:, None] == GALLERY_LABELS)
@@ -206,7 +206,7 @@ def test_where_classes_are_few_strangers_are_less_known(n: int) -> None:
 
 
 def test_of_few_queries_nothing_fails_and_nothing_breaks_off() -> None:
-    """From 5 to 60 queries the share of known queries that are answered rightly rises without a step down."""
+    """From 5 to 60 calibration queries, the share of known queries with a right answer never falls."""
     hits, queries, more = _asked(KNOWN, 3)
     right = GALLERY_LABELS[hits.ids[:, 0]] == KNOWN
     answered = {}
@@ -227,7 +227,7 @@ def test_of_few_queries_nothing_fails_and_nothing_breaks_off() -> None:
 
 
 def test_for_vectors_and_hits_without_labels_the_rates_are_those_promised_too() -> None:
-    """Over ten calibration sets: queries without a match of whom features, labels or neither are known."""
+    """Over ten calibration sets, for queries without a match: without features, without labels, or without both."""
     rate = {"vectors": 0.0, "unlabelled": 0.0, "neither": 0.0}
     for seed in range(10):
         calibration = _people(60, seed)
@@ -250,7 +250,7 @@ def test_for_vectors_and_hits_without_labels_the_rates_are_those_promised_too() 
 
 @pytest.mark.long
 def test_through_calibrate_false_accepts_of_classes_never_seen_are_those_promised() -> None:
-    """Strangers of ten classes teach and are promised of; others of new classes ask."""
+    """The calibration has strangers of ten classes; the queries are strangers of new classes."""
     centers = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(11))
     accepted = []
     for seed in range(10):

@@ -1,4 +1,4 @@
-"""Calibration and decisions: rates that are promised are kept, also through a file, and mistakes are said."""
+"""Calibration and decisions: promised rates hold, also after saving and loading; errors name mistakes."""
 
 import math
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_a_hit_is_accepted_by_what_was_asked_for(tmp_path: Path, accept: str) ->
         assert torch.equal(decisions.statistic, own)
         accepted = (decisions.statistic > one.accept_above) & (decisions.codes != DECISIONS.index("abstain"))
         assert torch.equal(accepted, decisions.codes == DECISIONS.index("match"))
-    if accept == "cosine":  # one function whatever was calibrated on: a threshold by counting
+    if accept == "cosine":  # this function does not depend on the data, so its threshold is exact
         without = _searches()[0].non_mated
         assert torch.equal(calibration.false_accepts.scores.float(), without.sort().values)
         assert calibration.accept_above == ConformalScores.of(without).threshold(0.05)
@@ -143,7 +143,7 @@ def test_a_score_that_needs_features_gives_way_to_the_probability_for_vectors() 
 
 
 def _strangers(gallery: Embeddings) -> tuple[Embeddings, Hits]:
-    """Queries of directions that no class has, and what they find."""
+    """Queries with directions far from all classes, and their hits."""
     mean, kappa = -gallery.mean.roll(3, 1), gallery.kappa
     strangers = Embeddings(mean, kappa, kappa, kappa)
     return strangers, _hits(strangers, gallery)
@@ -190,7 +190,7 @@ def test_a_mixture_of_strangers_alone_tells_nothing_and_the_next_teach() -> None
         _calibration(strangers=given, mixture=opposite, share=0.2),
     )
     assert of_mixture.match_probability == plain.match_probability
-    assert of_mixture.facts["share_of_strangers"][2] == 1  # the estimate is kept, and teaches nothing
+    assert of_mixture.facts["share_of_strangers"][2] == 1  # the estimate is kept, but not used
 
 
 def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
@@ -199,7 +199,7 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
     assert calibration.decide(hits, asked, accept_above=-2.0, flag_above=math.inf).share("match") == 1
     assert calibration.decide(hits, asked, flag_above=-math.inf).share("abstain") == 1
     several = _calibration(features=asked.mean, reference=Reference.of(gallery.mean), flag="combined")
-    stricter = several.flag_above - 2  # where there are no features another flag decides, by its own threshold
+    stricter = several.flag_above - 2  # without features, another flag decides, by its own threshold
     assert several.decide(hits, asked, features=asked.mean, flag_above=stricter).share("abstain") > 0.2
     assert torch.equal(several.decide(hits, asked, flag_above=stricter).codes, several.decide(hits, asked).codes)
     for threshold in ("accept_above", "flag_above"):
@@ -229,7 +229,7 @@ def test_recall_falls_as_the_threshold_rises(tmp_path: Path) -> None:
 
 
 def test_false_accepts_of_new_queries_are_at_the_target() -> None:
-    """New queries search a gallery without their matches; the rate is that of one calibration set."""
+    """New queries search a gallery without their matches; the rate is for one calibration set."""
     _, _, gallery = _searches()
     stored = _items(300, 1000)[1]
     calibration = _calibration()

@@ -1,4 +1,4 @@
-"""Promises over classes: by exact counting over which class is new, a slow twin, and items that are not independent."""
+"""Promises over classes: exact counts with each class as the new one, a slow twin, and dependent items."""
 
 import math
 from fractions import Fraction
@@ -16,7 +16,7 @@ def classes_of(sizes: list[int]) -> Tensor:
 
 
 def alike(n_classes: int, generator: torch.Generator, *, spread: float = 0.1, most: int = 40) -> tuple[Tensor, Tensor]:
-    """Scores of classes of random sizes, those of one class close together."""
+    """Scores of classes of random sizes; scores of one class are close together."""
     sizes = torch.randint(1, most + 1, (n_classes,), generator=generator).tolist()
     classes = classes_of(sizes)
     scores = torch.randn(n_classes, generator=generator)[classes]
@@ -60,7 +60,7 @@ def test_the_threshold_is_the_least_that_counting_allows(seed: int, target: Frac
 def test_whichever_class_is_new_the_promise_is_kept_on_average_and_that_of_items_is_not(
     spread: float, target: float
 ) -> None:
-    """For any 21 classes, each new in turn, the mean share above is at most the target: exactly, not up to chance."""
+    """Each of 21 classes is the new one in turn: the mean share above the threshold is at most the target, exactly."""
     broken = 0
     for seed in range(30):
         scores, classes = alike(21, torch.Generator().manual_seed(seed), spread=spread)
@@ -88,7 +88,7 @@ def test_where_a_class_has_one_score_classes_change_nothing() -> None:
 
 
 def false_accepts(repetitions: int, target: float) -> tuple[float, float]:
-    """Rates at which a random item of a new class exceeds the thresholds of items and of classes, over calibrations."""
+    """Mean rates at which a random item of a new class exceeds the thresholds by items and by classes."""
     generator = torch.Generator().manual_seed(7)
     of_items, of_classes = 0.0, 0.0
     for _ in range(repetitions):
@@ -115,7 +115,7 @@ def test_similar_items_of_a_class_break_the_promise_of_items_and_not_of_classes(
 
 @pytest.mark.long
 def test_intervals_hold_the_rate_of_new_classes() -> None:
-    """Those of items, which take every score for itself, miss it most of the time."""
+    """Intervals by items, which treat scores as independent, miss the rate most of the time."""
     generator, times, held, held_by_items = torch.Generator().manual_seed(3), 200, 0, 0
     population, of = alike(20_000, generator, spread=0.3, most=20)
     n_above = torch.zeros(20_000).index_add_(0, of, (population > 1.0).float())

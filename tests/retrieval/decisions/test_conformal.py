@@ -49,7 +49,7 @@ def test_rates_over_calibration_sets_follow_the_beta_law(target: float) -> None:
 
 @pytest.mark.parametrize("n", [1, 20, 100, 300])
 def test_intervals_hold_any_rate_at_least_as_often_as_they_say(n: int) -> None:
-    """Exactly, by the binomial law; rates near 0.2/n are where the normal approximations fail."""
+    """Exactly, by the binomial law; near 0.2/n, normal approximations fail."""
     counts = range(n + 1)
     low, high = torch.tensor([clopper_pearson(count, n) for count in counts], dtype=torch.float64).T
     for rate in [0.05 / n, 0.2 / n, 0.5 / n, 1 / n, 2.3 / n, *torch.linspace(0.01, 0.99, 50).tolist()]:
@@ -61,7 +61,7 @@ def test_intervals_hold_any_rate_at_least_as_often_as_they_say(n: int) -> None:
 @pytest.mark.parametrize("level", [0.5, 0.95])
 @pytest.mark.parametrize(("n", "target"), [(19, 0.05), (99, 0.01), (500, 0.05), (1000, 0.001)])
 def test_intervals_of_a_threshold_that_was_learnt_hold_its_rate(n: int, target: float, level: float) -> None:
-    """Exactly, by the law of the rate over calibration sets; the upper end misses as often as it may."""
+    """Exactly, by the law of the rate over calibration sets; the upper end misses exactly as often as allowed."""
     tail = ConformalScores.of(torch.arange(float(n)))
     low, high = tail.interval(tail.threshold(target), level=level)
     law = beta(*tail.law(target))

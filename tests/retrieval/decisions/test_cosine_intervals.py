@@ -23,7 +23,7 @@ def embedded(mean: Tensor, kappa: Tensor) -> Embeddings:
 
 
 def drawn(n: int, generator: torch.Generator) -> tuple[Embeddings, Tensor, Tensor]:
-    """Queries of random classes with their labels, and class centres as the gallery; noise follows κ."""
+    """Queries of random classes, their labels, and class centres as the gallery; noise has the variance 1/κ."""
     centres = normalize(torch.randn(CLASSES, D, generator=generator, dtype=torch.float64))
     labels = torch.randint(CLASSES, (n,), generator=generator)
     kappa = 10 ** (1 + 2 * torch.rand(n, generator=generator, dtype=torch.float64))

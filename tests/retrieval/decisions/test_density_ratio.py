@@ -1,4 +1,4 @@
-"""P(known) from strangers or from unlabelled queries: what is promised of densities that are known."""
+"""P(known) from strangers or from unlabelled queries, tested on known densities."""
 
 import json
 from dataclasses import asdict
@@ -15,7 +15,7 @@ KNOWN, STRANGER = Normal(0.0, 1.0), Normal(APART, 1.0)
 
 
 def _scores(n: int, seed: int, share: float = 0.0) -> dict[str, torch.Tensor]:
-    """κ of known queries and of a share of strangers, and a score that tells nothing."""
+    """κ of known queries and of a share of strangers, and a score without information."""
     generator = torch.Generator().manual_seed(seed)
     kappa, noise = torch.randn(2, n, generator=generator, dtype=torch.float64)
     return {"kappa": kappa + APART * (torch.arange(n) < round(share * n)), "knn": noise}
@@ -76,7 +76,7 @@ def test_it_goes_through_json_unchanged(is_mixture: bool) -> None:
 
 
 def test_each_kind_of_strangers_weighs_as_much_as_the_next() -> None:
-    """However many there are of each: what all are told by is half of one kind and half of the other."""
+    """For any numbers of the two kinds, the regression weighs the scores that detect them equally."""
     known = _scores(2000, 0)
     near, far = _scores(50, 1, 1.0), {"kappa": _scores(4000, 2)["kappa"], "knn": _scores(4000, 2)["knn"] + APART}
     contrast = DensityRatio.from_strangers(known, [near, far])

@@ -1,4 +1,4 @@
-"""OodDetector by each score and by several: each keeps its false-flag rate, and together they see what any sees."""
+"""OodDetector by each score and by several: false-flag rates hold, and `combined` detects strangers of any score."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ def _items(n: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 
 def _evidence(known: dict[str, torch.Tensor], strangers: dict[str, torch.Tensor]) -> Evidence:
-    """Of queries that all have a match."""
+    """Evidence of queries that all have a match."""
     n, others = len(known["kappa"]), len(strangers["kappa"])
     fold, every = folds_of(torch.arange(n)), torch.ones(n).bool()
     same, foreign = Group(known, fold), Group(strangers, folds_of(torch.arange(others)))
@@ -38,7 +38,7 @@ def _pair(cosine: torch.Tensor, distance: torch.Tensor) -> dict[str, torch.Tenso
 
 
 def _told_by(*telling: str, n: int = 200, others: int = 200, apart: float = 2.0, seed: int = 0) -> Evidence:
-    """κ, cosine and distance of known queries and of strangers, who are told by some of them."""
+    """κ, cosine and distance of known queries and of strangers; the scores `telling` separate them."""
     generator = torch.Generator().manual_seed(seed)
     names = "kappa", "cosine", "knn"
     known = {name: torch.randn(n, generator=generator) for name in names}
@@ -48,7 +48,7 @@ def _told_by(*telling: str, n: int = 200, others: int = 200, apart: float = 2.0,
 
 @pytest.fixture(scope="module")
 def detectors() -> list[tuple[OodDetector, dict[str, torch.Tensor]]]:
-    """Detectors, each with other items of the same law."""
+    """Detectors, each with new items of the same distribution."""
     generator = torch.Generator().manual_seed(0)
     drawn = []
     for _ in range(200):
@@ -102,7 +102,7 @@ def test_the_flag_is_what_tells_strangers_best() -> None:
     assert OodDetector.fit(_told_by("cosine", "knn")).best == COMBINED
     generator = torch.Generator().manual_seed(3)
     known, strangers = ({name: torch.randn(12, generator=generator) for name in MONOTONE_SCORES} for _ in range(2))
-    strangers["norm"], known["norm"] = torch.full((12,), 9.0), torch.zeros(12)  # which `combined` does not look at
+    strangers["norm"], known["norm"] = torch.full((12,), 9.0), torch.zeros(12)  # `combined` does not use it
     detector = OodDetector.fit(_evidence(known, strangers))
     assert detector.ranking["norm"] == 1 > detector.ranking[COMBINED]
     assert detector.best == "norm"

@@ -1,6 +1,6 @@
-"""What the promises of a calibration come to where a graph is searched, which may miss a neighbour.
+"""Promises of a calibration if a search along a graph may miss neighbours.
 
-They were calibrated on exact searches, as those of a run are.
+As in a run, calibrations use exact searches.
 """
 
 import math
@@ -24,11 +24,11 @@ from tests.retrieval.decisions.calibrated import calibrated
 D, CLASSES, SIZE, ASKED, FAR = 32, 200, 6000, 2000, 0.05
 GOOD, POOR = ("HNSW32", None), ("HNSW8", "efSearch=8")
 _CENTERS = torch.nn.functional.normalize(torch.randn(2 * CLASSES, D, generator=torch.Generator().manual_seed(9)), dim=1)
-_ROUNDING = 1e-5  # of a statistic, by what cosines are rounded
+_ROUNDING = 1e-5  # in a statistic, from rounded cosines
 
 
 def _items(count: int, seed: int, *, first: int = 0) -> tuple[Embeddings, Tensor]:
-    """Points around centres, near and far; a stranger's centre is none of the gallery's."""
+    """Points around centres, near and far; strangers have other centres than the gallery."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(first, first + CLASSES, (count,), generator=generator)
     noise = 0.25 * torch.rand(count, 1, generator=generator) * torch.randn(count, D, generator=generator)
@@ -110,12 +110,12 @@ def test_a_graph_of_high_recall_keeps_the_rate_of_false_accepts(accept: str | No
         exact, graph = answers.accepts
         rate = exact / ASKED
         assert abs(graph - exact) / ASKED <= math.sqrt(rate * (1 - rate) / ASKED)  # a standard error
-    assert answers.is_changed.any()  # so that something was asked of the graph
+    assert answers.is_changed.any()  # so that the test is not trivial
 
 
 @pytest.mark.parametrize(("accept", "flag"), [("cosine", "kappa"), ("mean_cosine", "mean_cosine")])
 def test_what_rises_with_the_cosines_accepts_no_stranger_more(accept: str, flag: str) -> None:
-    """However poor the graph: the i-th cosine that it finds is at most the i-th of all."""
+    """For any graph, its i-th cosine is at most the i-th cosine of an exact search."""
     assert 0.95 < _recall(POOR).share < 0.99
     answers = _answers(POOR, _calibration(accept, flag), strangers=True)
     assert (answers.graph.statistic <= answers.exact.statistic + _ROUNDING).all()
@@ -127,7 +127,7 @@ def test_what_rises_with_the_cosines_accepts_no_stranger_more(accept: str, flag:
 
 
 def test_a_margin_or_a_probability_can_accept_more_strangers() -> None:
-    """They look surer where a hit of another class is missed; this is why the start says how many hits change."""
+    """They look surer if a hit of another class is missed. Therefore a service reports the share of changed hits."""
     exact, graph = _answers(POOR, _calibration("margin", "votes"), strangers=True).accepts
     assert graph > 1.5 * exact
     probability = _answers(POOR, _calibration("probability", "kappa"), strangers=True)
@@ -135,7 +135,7 @@ def test_a_margin_or_a_probability_can_accept_more_strangers() -> None:
 
 
 def test_a_right_first_hit_can_be_missed() -> None:
-    """So that known queries are answered wrongly more often, where the promise of wrong answers is of exact hits."""
+    """Then known queries get more wrong answers, and the promise on wrong answers, which assumes exact hits, fails."""
     was_right, is_right = _answers(POOR, _calibration("cosine", "kappa"), strangers=False).is_right
     assert (was_right & ~is_right).any()
     assert is_right.sum() < was_right.sum()

@@ -1,4 +1,4 @@
-"""`judge` on hits of any store: what lam's own index would decide, and an error for hits that break the contract."""
+"""`judge` on hits of any store: the decisions of lam's own index, and errors for hits that break the contract."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Test martingales against another library, a double loop, and what they promise: few false alarms, and an alarm."""
+"""Test martingales against another library and a double loop; few false alarms, and an alarm after a change."""
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_the_p_values_are_those_of_crepes(cells: int) -> None:
 
 
 def slow(factors: list[list[float]]) -> float:
-    """The log wealth as a sum over bets and waking times; each bet has a list of the factors that it paid."""
+    """The log wealth as a sum over bets and waking times; `factors` has a list of factors for each bet."""
     rounds = len(factors[0])
     woken = [(asleep(n) - asleep(n + 1)) / len(factors) for n in range(rounds)]
     return math.log(asleep(rounds) + sum(woken[n] * math.prod(bet[n:]) for bet in factors for n in range(rounds)))

@@ -1,4 +1,4 @@
-"""An answer's probability: P(known) and P(right | known) together, and what it costs to give it."""
+"""An answer's probability: P(known) and P(right | known) together, and the expected cost of the answer."""
 
 import json
 from dataclasses import asdict
@@ -20,7 +20,7 @@ def _scores(n: int, seed: int, *, shift: float = 0.0) -> dict[str, torch.Tensor]
 
 
 def _evidence(scores: dict[str, torch.Tensor], right: torch.Tensor, strangers: dict[str, torch.Tensor]) -> Evidence:
-    """Of known queries and of strangers; no query is searched without its matches."""
+    """Evidence of known queries and of strangers; no query is searched without its matches."""
     none = {name: values[:0] for name, values in scores.items()}
     queries = Group(scores, folds_of(torch.arange(len(right))))
     foreign = Group(strangers, folds_of(torch.arange(len(strangers["kappa"]))))
@@ -59,10 +59,10 @@ def test_unlabelled_queries_teach_where_they_hold_both_kinds_and_strangers_where
 
 
 def test_answering_below_a_cost_is_the_cheapest_of_all_rules() -> None:
-    """Against every threshold of the probability, on queries whose probabilities are those of the model."""
+    """Against every threshold on the probability, for queries from the model's own distribution."""
     scores = _scores(300, 0)
     evidence = _evidence(scores, scores["knn"] < 1.0, _scores(200, 2, shift=2.0))
-    answer = MatchProbability.fit(evidence, share=0.3)  # right and known are told by two scores
+    answer = MatchProbability.fit(evidence, share=0.3)  # different scores determine right and known
     foreign = _scores(2000, 4, shift=2.0)
     queries = {name: torch.cat([values, foreign[name]]) for name, values in _scores(4000, 3).items()}
     known, right = answer.p_known(queries), answer.right(queries)

@@ -89,7 +89,7 @@ def test_a_reference_with_classes_says_itself_at_which_neighbour_other_classes_a
             other.append([cosine for cosine, label in cosines if label != of_gallery[i]][k - 1])
         areas[k] = auroc(-torch.tensor(own), -torch.tensor(other))
     best = max(areas, key=lambda k: areas[k])
-    assert best != 4  # the fourth nearest item is of another class, as an item itself is no neighbour of its own
+    assert best != 4  # the fourth nearest is of another class, as an item is not its own neighbour
     assert choose_nearest({"knn": (4, 2, 1)}, {"reference": queries["reference"]}, correct) == {"knn": best}
     lone = Reference.of(unit[:3], torch.arange(3))
     assert choose_nearest({"knn": (3, 2, 1)}, {"reference": lone}, correct[:0]) == {"knn": 3}

@@ -1,4 +1,4 @@
-"""P(known): what is unusual in any direction is called so, and what is like the calibration queries is not."""
+"""P(known) is low for queries that are unusual in any direction, and high for usual queries."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def _scores(n: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def _extended(values: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """The log odds of ranks, and what lies beyond, value by value."""
+    """Extended log odds of ranks, value by value."""
     rank = RankOdds.of(torch.from_numpy(values))
     spread = np.subtract(*np.percentile(values, [75, 25]))
     odds = []

@@ -1,4 +1,4 @@
-"""P(first hit is right): learnt from many scores, calibrated, and told in plain numbers."""
+"""P(first hit is right): learnt from many scores, calibrated, and explained by shares."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from lam.retrieval.metrics.uncertainty import r_auroc
 
 
 def _searches(n: int, seed: int, *, shift: float = 1.0) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Three scores: of some use, of more on a scale of its own, and of none."""
+    """Three scores: two useful ones on different scales, and a useless one."""
     generator = torch.Generator().manual_seed(seed)
     truth, noise = torch.randn(n, generator=generator), torch.randn(3, n, generator=generator)
     scores = {"cosine": truth + noise[0], "votes": (3 * (truth + noise[1])).exp(), "norm": noise[2]}

@@ -1,4 +1,4 @@
-"""Whether promises still hold: queries unlike the calibration's put them in doubt, errors in feedback break them."""
+"""Promises: queries unlike the calibration queries put them in doubt, errors in feedback break them."""
 
 from dataclasses import replace
 from functools import cache

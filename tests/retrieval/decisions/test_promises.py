@@ -1,4 +1,4 @@
-"""Promises beside the rates of a calibration: few answers are wrong, and which items are of new classes."""
+"""Further promises of a calibration: the share of wrong answers, and p-values of new classes."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ _CENTERS = torch.nn.functional.normalize(torch.randn(2 * CLASSES, 6, generator=t
 
 
 def _items(n: int, seed: int, *, first: int = 0, classes: int = CLASSES) -> tuple[Embeddings, torch.Tensor]:
-    """Points around centres in R^6: the further from its own, the more often a first hit is wrong."""
+    """Points around centres in R^6; a point farther from its centre has a wrong first hit more often."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(first, first + classes, (n,), generator=generator)
     noise = 0.4 * torch.rand(n, 1, generator=generator)
@@ -108,7 +108,7 @@ def test_what_cannot_be_promised_accepts_nothing() -> None:
 
 @pytest.mark.slow
 def test_of_those_answered_few_are_wrong_in_nineteen_of_twenty_calibrations() -> None:
-    """Over statistics out of fold, of the learnt probability: the promise is a confidence of 0.95."""
+    """By the cross-validated statistics of the learnt probability; the confidence is 0.95."""
     target, broken = 0.2, 0
     for seed in range(100):
         answered, wrong = _answered(_calibrated(1000 + seed, wrong=target), 5000 + seed)

@@ -14,8 +14,8 @@ from lam.retrieval.decisions.conformal import answers_needed, control_selective_
 POPULATION = 100_000
 GRID = torch.linspace(0, 1, POPULATION, dtype=torch.float64)
 
-# Populations of which calibration sets are drawn with return, so that the share of wrong answers above a threshold is
-# known: the scores of POPULATION items, and how likely each is to be answered wrongly.
+# Calibration sets are drawn with replacement from a population, so the share of wrong answers above a threshold is
+# known. A population has the scores of POPULATION items, and the probability of a wrong answer to each.
 LAWS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "continuous": lambda: (GRID, 0.5 * (1 - GRID) ** 2),
     "just above the target": lambda: (GRID, 0.13 - 0.05 * GRID),
@@ -46,7 +46,7 @@ def draws(law: tuple[Tensor, Tensor], n: int, count: int, seed: int) -> tuple[Te
 
 
 def violations(name: str, *, n: int, target: float, count: int, confidence: float = 0.95) -> tuple[int, float]:
-    """How many of the calibration sets give a threshold that breaks the promise, and the mean share answered."""
+    """Number of calibration sets whose threshold breaks the promise, and the mean share of answered queries."""
     law, broken, coverage, risks = LAWS[name](), 0, 0.0, {}
     for scores, wrong in zip(*draws(law, n, count, seed=n), strict=True):
         threshold = control_selective_risk(scores, wrong, target=target, confidence=confidence)
@@ -88,7 +88,7 @@ def test_a_good_score_is_answered_and_a_useless_one_is_not() -> None:
 
 
 def slowly(scores: list[float], wrong: list[bool], target: float, confidence: float) -> float:
-    """Thresholds one by one, as the docstring says it."""
+    """The threshold by a loop, as in the docstring of `control_selective_risk`."""
     n = len(scores)
     starts = [next(m for m in range(1, 10_000) if binom.cdf(spare, m, target) <= 1 - confidence) for spare in range(3)]
     m = max([starts[0], *(start for start in starts if 2 * start <= n)])

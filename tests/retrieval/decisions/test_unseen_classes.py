@@ -1,4 +1,4 @@
-"""p-values of new classes: exact over every item that may have come last, and over draws of known distributions."""
+"""p-values of new classes: exact, with each item as the last one, and on draws from known distributions."""
 
 import math
 
@@ -51,7 +51,7 @@ def last_of(labels: Tensor, cosines: Tensor, last: int) -> tuple[UnseenClasses, 
 @pytest.mark.parametrize("law", ["Zipf", "uniform, few items a class", "Dirichlet process", "all known"])
 @pytest.mark.parametrize("seed", range(3))
 def test_of_the_items_that_may_have_come_last_no_more_than_promised_are_below_a_level(law: str, seed: int) -> None:
-    """The guarantee itself, with no chance in it: given the items, each is as likely as the others to be the last."""
+    """The guarantee itself, without randomness: each of the items is equally likely to be the last."""
     generator = np.random.default_rng(seed)
     labels = torch.from_numpy(classes(law, generator, 40))
     cosines = (lambda v: v @ v.T)(items(labels.numpy(), generator))

@@ -1,4 +1,4 @@
-"""Pairs are drawn as asked; their false matches are at the target and their probabilities those of balanced pairs."""
+"""Pairs are drawn as asked; false matches are at the target, and probabilities are right for balanced pairs."""
 
 import math
 
@@ -9,7 +9,7 @@ from lam.retrieval.decisions.verification import Verifier, draw_pairs
 
 
 def _pairs(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cosines of pairs, those of one identity nearer, and the more so the larger κ."""
+    """Pairs: cosines are higher for one identity, above all for a large κ."""
     generator = torch.Generator().manual_seed(seed)
     same = torch.rand(n, generator=generator) < 0.5
     kappa, other = (10 ** (1 + 2 * torch.rand(n, generator=generator)) for _ in range(2))

@@ -1,6 +1,6 @@
 """Exact ranking against a double loop."""
 
-from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+from inspect import unwrap  # without the shape checks of test runs, as for users
 
 import numpy as np
 import pytest
@@ -154,7 +154,7 @@ def test_sampled_nearest_refuses() -> None:
 
 
 class _LargestDouble(TorchDispatchMode):
-    """Notes the most float64 elements that any one result holds."""
+    """Records the greatest number of float64 elements in a result."""
 
     elements = 0
 

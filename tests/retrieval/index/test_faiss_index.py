@@ -1,4 +1,4 @@
-"""The index over many FAISS types, held to exact ranking of what it should contain."""
+"""The index over many FAISS types, compared with an exact ranking of its items."""
 
 import multiprocessing
 import signal
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+from inspect import unwrap  # without the shape checks of test runs, as for users
 from pathlib import Path
 
 import faiss
@@ -100,7 +100,7 @@ def test_a_search_among_some_ids_needs_no_order_of_adding(order: torch.Tensor) -
 
 @pytest.mark.parametrize("factory", EXACT + ROUGH)
 def test_search_after_removal_and_addition(factory: str) -> None:
-    """Ids, scores and κ belong together, whatever FAISS computes inside; what is removed never comes back."""
+    """Ids, scores and κ belong together for any FAISS type; removed items never come back."""
     index, items, ids = filled(factory)
     gone = torch.arange(0, 200, 3)
     index.remove(ids[gone])
@@ -140,14 +140,14 @@ def test_types_that_visit_everything_equal_exact_ranking(factory: str, parameter
 @pytest.mark.parametrize(("n_queries", "k"), [(0, 3), (1, 1), (3, 5), (40, 12), (2, 500)])
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_search_without_an_index_is_that_of_a_flat_one(n_queries: int, k: int, copies: int) -> None:
-    """Ties, which stand in the order of the items, included."""
+    """Also in ties, where hits are in the order of the items."""
     items = embeddings(200)
     items = items[torch.arange(200).repeat(copies)]
     index = Index(DIMENSION)
     index.add(items, torch.arange(len(items)))
     queries = embeddings(n_queries, seed=3, dtype=torch.float64)
     hits, expected = search_flat(items, queries, k * copies), index.search(queries, k * copies)
-    torch.testing.assert_close(hits.scores, expected.scores, rtol=0, atol=3e-7)  # an index makes length one again
+    torch.testing.assert_close(hits.scores, expected.scores, rtol=0, atol=3e-7)  # an index normalises again
     assert torch.equal(hits.ids, expected.ids)
     assert torch.equal(hits.kappa, expected.kappa)
     first = hits[:, :2]
@@ -197,7 +197,7 @@ def test_k_above_the_size_gives_every_item_and_never_minus_one(factory: str, lef
 
 
 def stored(count: int) -> tuple[Store, dict[str, np.ndarray]]:
-    """Give a store and what is in it, by column."""
+    """A store, and its columns."""
     store, items, rows = Store(DIMENSION), embeddings(count), np.arange(count)
     columns = {"vectors": items.mean.numpy(), "kappa": items.kappa.double().numpy(), "ids": rows * 7 + 3}
     store.append(*columns.values(), store.take_slots(count))
@@ -223,7 +223,7 @@ def test_whatever_is_removed_the_others_keep_their_order_and_what_is_theirs(
 
 @pytest.fixture
 def _interruptible() -> Iterator[None]:
-    """Let SIGINT raise, which a shell has a command ignore that it starts in the background."""
+    """Let SIGINT raise an exception; shells make commands in the background ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -263,7 +263,7 @@ def test_an_interrupted_addition_adds_every_row_or_none(monkeypatch: pytest.Monk
 
 
 def held(index: Index) -> int:
-    """How many rows are searched, removed ones among them."""
+    """Number of searched rows, including removed ones."""
     return sum(chunk.size for chunk in index._store.chunks) if index._faiss is None else index._faiss.ntotal
 
 
@@ -291,7 +291,7 @@ def test_a_query_amid_tombstones_still_gets_k_hits(factory: str) -> None:
 
 
 def test_a_removed_item_is_behind_items_opposite_to_the_query() -> None:
-    """Its place in a Flat structure scores 0, which is above every item that is left."""
+    """The removed row scores 0 in a Flat structure, which is higher than all other items."""
     mean = torch.eye(DIMENSION)[[0] * 12] * torch.tensor([1.0] * 2 + [-1.0] * 10)[:, None]
     items, ids = Embeddings(mean, torch.ones(12), torch.ones(12), torch.ones(12)), torch.arange(12)
     index = Index(DIMENSION)
@@ -307,7 +307,7 @@ def test_an_addition_and_a_removal_touch_one_chunk_of_many(monkeypatch: pytest.M
     index, _, ids = filled("Flat", 1000)
     before = index._store.chunks
     for name in ("vectors", "kappa", "ids", "slots"):
-        getattr(before[-1], name)[before[-1].size :] = -1  # else memory of an earlier index may hold the added row
+        getattr(before[-1], name)[before[-1].size :] = -1  # otherwise memory of an earlier index may hold the added row
     columns = [[getattr(chunk, name).copy() for name in ("vectors", "kappa", "ids", "slots")] for chunk in before]
     index.add(embeddings(1, seed=1), [1])
     index.remove(ids[300:301])

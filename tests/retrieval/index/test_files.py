@@ -1,4 +1,4 @@
-"""Saved indexes: what is written is read back, and nothing half-written or altered is read as good."""
+"""Saved indexes: loading restores them, and detects partly written and altered files."""
 
 import json
 import os
@@ -125,7 +125,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 
 def no_damage_is_believed(folder: Path, flips: int, cuts: int) -> None:
-    """Flip so many bits of each file and cut it at so many places: it is named, or the same index is made without."""
+    """Flip bits of each file, and cut it: an error names the file, or the same index is rebuilt without it."""
     index, draw = filled("HNSW8", 20), random.Random(0)
     index.save(folder)
     for path in (folder / "MANIFEST.json", *sorted(generation(folder).iterdir())):
@@ -201,7 +201,7 @@ def test_an_error_while_saving_keeps_the_old_index_and_no_remains(
 def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
     tmp_path: Path, factory: str, count: int, room: int
 ) -> None:
-    """The embeddings do not fit; or they do, and what FAISS writes does not."""
+    """The disk has no room for the embeddings, or only none for FAISS's file."""
     old, new = filled(factory, 6), filled(factory, count)
     old.save(tmp_path)
     named = {"Flat": r"embeddings\.safetensors", "HNSW16": r"FAISS cannot write its index.*search\.faiss"}[factory]
@@ -222,7 +222,7 @@ def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
 def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
     after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer deletes the generation that the manifest named, before its files, or the last of them, are read."""
+    """The writer deletes the generation in the manifest before all its files are read."""
     newer = filled("HNSW16", 9)
     filled("HNSW16", 5).save(tmp_path)
     whole = getattr(files, after)

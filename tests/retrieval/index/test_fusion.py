@@ -25,7 +25,7 @@ def _posterior(dimension: int = 4, width: int = 12) -> DiagonalPosterior:
 
 
 def _sampled(shared: float) -> torch.Tensor:
-    """(S, K, D) samples of six images of one identity, whose features share this much."""
+    """(S, K, D) samples of six images of one identity; `shared` is the common part of their features."""
     generator = torch.Generator().manual_seed(1)
     common = torch.rand(12, generator=generator, dtype=torch.float64)
     own = torch.rand(6, 12, generator=generator, dtype=torch.float64)
@@ -33,7 +33,7 @@ def _sampled(shared: float) -> torch.Tensor:
 
 
 def _error_correlation(samples: torch.Tensor) -> float:
-    """How much of their errors images of one identity share: mean ⟨e_j, e_k⟩ over mean √(⟨e_j, e_j⟩⟨e_k, e_k⟩)."""
+    """Correlation of the errors of two images: mean ⟨e_j, e_k⟩ over mean √(⟨e_j, e_j⟩⟨e_k, e_k⟩)."""
     mean = torch.nn.functional.normalize(samples.mean(0), dim=-1)
     errors = samples - (samples * mean).sum(-1, keepdim=True) * mean
     products = torch.einsum("sjd,skd->jk", errors, errors) / len(samples)
@@ -78,10 +78,10 @@ def test_the_cap_is_what_sampled_networks_say(shared: float) -> None:
     true = float(mean_resultant_length(together, unbiased=False).kappa())
     rho = _error_correlation(samples)
     assert float(fuse_identities(found, identities, correlation=rho).embeddings.kappa) == pytest.approx(true, rel=0.15)
-    assert float(fuse_identities(found, identities).embeddings.kappa) <= true * 1.05  # safe where nothing is known
+    assert float(fuse_identities(found, identities).embeddings.kappa) <= true * 1.05  # safe for any correlation
     if shared >= 0.9:
         assert rho > 0.8
-        assert float(fuse_identities(found, identities).uncapped) > 3 * true  # as if six networks had been asked
+        assert float(fuse_identities(found, identities).uncapped) > 3 * true  # as if from six networks
 
 
 def test_images_that_cancel_are_as_unsure_as_can_be() -> None:

@@ -1,4 +1,4 @@
-"""How much an index finds of an exact search, as it says of itself."""
+"""The recall that an index measures against an exact search."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_there_is_no_recall_without_neighbours(count: int) -> None:
 
 
 def test_copies_of_an_item_are_as_near_as_each_other() -> None:
-    """Which of them are found is of no effect, nor whether the query itself is among them."""
+    """The result does not depend on which copies are found, or whether the query is one of them."""
     index, one = Index(D, "HNSW8"), items(1)
     index.add(one[torch.zeros(400, dtype=torch.int64)], torch.arange(400))
     recall = measured(index)

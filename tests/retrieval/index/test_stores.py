@@ -1,4 +1,4 @@
-"""One contract that every index passes, whatever holds its items; and what a Milvus server adds to it."""
+"""A contract that every kind of index passes, and tests of Milvus servers."""
 
 import socket
 import sys
@@ -32,7 +32,7 @@ def embeddings(count: int, *, seed: int = 0, dimension: int = DIMENSION) -> Embe
 
 
 class Stored:
-    """An index, and how it is opened again after its process has ended."""
+    """An index, and a function that opens it again as another process would."""
 
     def __init__(self, index: Any, again: Callable[[Any], Any], *, exact: bool) -> None:
         self.index, self.exact, self._again = index, exact, again
@@ -86,7 +86,7 @@ def expected(items: Embeddings, ids: torch.Tensor, queries: Embeddings, k: int) 
 
 
 def check(stored: Stored, index: Any, items: Embeddings, ids: torch.Tensor, k: int, **options: Any) -> None:
-    """Ids and signed cosines are those of exact ranking, or, of a graph, nearly all; κ belongs to its id."""
+    """Check that ids and cosines equal an exact ranking, for a graph nearly always, and that κ fits the ids."""
     queries = embeddings(8, seed=1)
     hits = index.search(queries, k=k, **options)
     nearest, scores = expected(items, ids, queries, k)
@@ -266,7 +266,7 @@ def test_equal_cosines_stand_by_id(milvus: MilvusIndex) -> None:
 
 
 def test_more_than_one_message_is_one_addition(milvus: MilvusIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the second of three messages is refused, nothing of the first stays."""
+    """If the second of three messages is refused, no item of the first one stays."""
     monkeypatch.setattr("lam.retrieval.index.milvus_index._MESSAGE_ELEMENTS", 10 * DIMENSION)
     monkeypatch.setattr("lam.retrieval.index.milvus_index._MESSAGE_IDS", 7)
     items, whole = embeddings(25), milvus._client.upsert

@@ -1,4 +1,4 @@
-"""What κ says of ambiguity, against SciPy and by hand."""
+"""Metrics of κ on ambiguous items, against SciPy and by hand."""
 
 import itertools
 

@@ -1,6 +1,6 @@
-"""The laws that every metric and every score of the registry obeys, whatever it measures.
+"""Laws of every metric and every score of the registry.
 
-A metric that is entered needs evidence made here, by the name that it needs it under; nothing else.
+A new metric only needs its evidence here, under the names in its `needs`.
 """
 
 import math
@@ -36,7 +36,7 @@ Order = Callable[[int], Tensor]
 
 
 def evidence(*, n: int = N, noise: float = 1.0, seed: int = 0, order: Order | None = None) -> dict[str, Any]:
-    """Everything that a metric may need, with many ties; the less noise, the better what is measured."""
+    """All evidence of metrics, with many ties; less noise means better results."""
     generator = torch.Generator().manual_seed(seed)
 
     def blurred(values: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def evidence(*, n: int = N, noise: float = 1.0, seed: int = 0, order: Order | No
 
 
 def value(name: str, of: dict[str, Any]) -> float | int | None:
-    """A metric of the evidence that it needs, under its own key."""
+    """The value of a metric for this evidence, under its own key."""
     needed = {need: of[need] for need in METRICS[name].needs}
     (found,) = {key: one for key, one in measure(needed, costly=True).items() if Key.parse(key).metric == name}.values()
     return found
@@ -205,7 +205,7 @@ def test_keys_say_the_score_and_the_set(metric: str, score: str) -> None:
 
 
 def items(n: int = 12, *, rows: Tensor | None = None) -> dict[str, Any]:
-    """Everything that a score may need, of n items."""
+    """All evidence of scores, for n items."""
     generator = torch.Generator().manual_seed(2)
     kappa, variance = 10 * torch.rand(n, generator=generator) + 1, torch.rand(n, generator=generator)
     features = torch.randn(n, 5, generator=generator)
@@ -274,7 +274,7 @@ def test_nan_stays_with_the_item_that_has_it(name: str) -> None:
 
 
 def between_the_classes(reference: Reference) -> Tensor:
-    """The direction of the mean of all items, which is that of no class."""
+    """The direction of the mean of all items, which is far from every class."""
     return reference.unit.mean(0)
 
 
@@ -285,7 +285,7 @@ def away_from_the_neighbours(of: dict[str, Any]) -> Tensor:
     return -torch.nn.functional.normalize(reference.embeddings[nearest].sum(0), dim=0)
 
 
-DOUBTFUL: dict[str, Callable[[dict[str, Any]], None]] = {  # what makes the first item more doubtful by each score
+DOUBTFUL: dict[str, Callable[[dict[str, Any]], None]] = {  # a change of the first item, by score
     "kappa": lambda of: of["embeddings"].kappa[:1].mul_(0.5),
     "kappa_epistemic": lambda of: of["parts"].kappa_epistemic[:1].mul_(0.5),
     "kappa_aleatoric": lambda of: of["parts"].kappa_aleatoric[:1].mul_(0.5),

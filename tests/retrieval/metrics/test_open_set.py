@@ -24,7 +24,7 @@ NOBODY = torch.empty(0, dtype=torch.bool)
 
 
 def _scores(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores with many ties: of mated searches, whether right, and of non-mated ones."""
+    """Scores with many ties, of mated searches, with correctness, and of non-mated searches."""
     generator = torch.Generator().manual_seed(seed)
     score = torch.randint(2, 12, (40,), generator=generator).double()
     return score, torch.rand(40, generator=generator) < 0.7, torch.randint(0, 10, (30,), generator=generator).double()

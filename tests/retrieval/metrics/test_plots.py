@@ -1,4 +1,4 @@
-"""Plots: a readable PNG from ordinary, extreme and tiny data, nothing global touched, and nothing wrong drawn."""
+"""Plots: a readable PNG from ordinary, extreme and tiny data, no global changes, and errors for wrong data."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ INSIDE, OUTSIDE = torch.linspace(0, 1, 40), torch.linspace(0.5, 2, 30)
 
 
 def drawn(path: Path) -> Image.Image:
-    """The picture, checked to be more than an empty sheet, and alone in its folder."""
+    """The picture, after a check that it is not empty, and alone in its folder."""
     assert [found.name for found in path.parent.iterdir()] == [path.name]
     picture = Image.open(path).convert("RGB")
     assert picture.format is None or picture.format == "PNG"
@@ -40,7 +40,7 @@ def drawn(path: Path) -> Image.Image:
 
 
 def bins(*shifts: int) -> ReliabilityBins:
-    """Of sampled networks that agree more, the more shifts are zero."""
+    """Bins of votes; sampled networks agree more if more shifts are zero."""
     labels = torch.arange(60) % 4
     return majority_votes(torch.stack([labels.roll(shift) for shift in shifts]), labels, labels[:, None]).binned()
 

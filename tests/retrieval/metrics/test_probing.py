@@ -56,7 +56,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def agreement_by_loops(truth: list[int], found: list[int]) -> tuple[float, float, float]:
-    """NMI, ARI and purity by counting, of items and of pairs of them."""
+    """NMI, ARI and purity by counting items and pairs of items."""
     n = len(truth)
     joint, rows, columns = (Counter(each) for each in (zip(truth, found, strict=True), truth, found))
     mutual = sum(c / n * math.log(n * c / (rows[a] * columns[b])) for (a, b), c in joint.items())

@@ -1,7 +1,7 @@
 """Metrics of rankings against double loops, and against pytorch-metric-learning where it has the same."""
 
 import math
-from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+from inspect import unwrap  # without the shape checks of test runs, as for users
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_refusals(metric) -> None:
 
 
 def _vectors(seed: int, *, gallery: bool, distinct: int = 1000) -> tuple[Tensor, Tensor, Tensor | None, LabelRelevance]:
-    """Items, queries among them, what is searched, and labels, of which one is a query's alone."""
+    """Items, queries, gallery (None for all items) and relevance; the label of one query is unique."""
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(distinct, 4, generator=generator, dtype=torch.float64)
     items = vectors[torch.randint(0, distinct, (60,), generator=generator)]

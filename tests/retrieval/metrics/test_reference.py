@@ -72,7 +72,7 @@ def test_the_global_distance_is_the_quadratic_form_of_all_items_whatever_their_l
 
 
 def of_varied_length(power: float, seed: int = 0, count: int = M) -> torch.Tensor:
-    """Classes with Gaussian noise, from which lengths are then taken off (power < 1) or to which they are added."""
+    """Classes with Gaussian noise, whose lengths are raised to a power: below 1, they vary less."""
     x = features(seed, count=count)
     return x * x.norm(dim=1, keepdim=True) ** (power - 1)
 
@@ -82,7 +82,7 @@ def of_exponent(x: torch.Tensor, exponent: float) -> torch.Tensor:
 
 
 def misfit(known: torch.Tensor, exponent: float) -> float:
-    """|log| of the variance of held-out squared distances, of what it is for Gaussian data: 2/P of the squared mean."""
+    """|log| of variance over squared mean of held-out squared distances, relative to 2/P for Gaussian data."""
     z = of_exponent(known, exponent)
     is_first = torch.randperm(M, generator=torch.Generator().manual_seed(0)) < M // 2
     found = []

@@ -1,4 +1,4 @@
-"""Mated and non-mated searches against a double loop, and against the index that is searched afterwards."""
+"""Mated and non-mated searches against a double loop, and against a search of the index."""
 
 import math
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lam.retrieval.metrics.uncertainty import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
 
-# What generalized_risk_stats of fd-shifts (commit 8ac4f6d) and trapezoids give: of the known queries, and of these with
-# the strangers as wrong answers, halved. MTEB's nauc does not average over ties, so that the tied one there is a mean
-# over 8,000 to 20,000 random orders.
+# Results of generalized_risk_stats of fd-shifts (commit 8ac4f6d), with trapezoids: for the known queries, and for all,
+# with strangers as wrong answers, halved. MTEB's nauc does not average over ties, so its value for the tied case is a
+# mean over 8,000 to 20,000 random orders.
 DISTINCT = (
     [2, 11, 25, 21, 10, 4, 29, 16, 23, 6, 18, 26, 3, 30, 8, 0, 19, 12, 20, 13, 7, 5, 17, 14],
     [1, 1, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1],
@@ -56,7 +56,7 @@ def test_abstention_is_what_mteb_gives() -> None:
 
 
 def augrc_slowly(doubts: list[float], costs: list[float]) -> float:
-    """Trapezoids between the points of every threshold: the share that it keeps, and their costs over N."""
+    """Trapezoids between the points of all thresholds: the kept share, and the costs of kept items over N."""
     n, area, before = len(doubts), 0.0, (0.0, 0.0)
     for threshold in sorted(set(doubts)):
         kept = [cost for doubt, cost in zip(doubts, costs, strict=True) if doubt <= threshold]

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from inspect import unwrap  # past the shape checks of test runs, to what a user meets
+from inspect import unwrap  # without the shape checks of test runs, as for users
 from itertools import pairwise, permutations
 from typing import Literal
 
@@ -14,7 +14,7 @@ from lam.retrieval.metrics.votes import Votes, majority_votes
 
 
 def _accuracy_slowly(correct: list[bool], order: list[int], kept: float) -> float:
-    """Mean over the `kept` first of an order, the last of them by its fraction."""
+    """Mean over the first `kept` items of an order; a fraction of an item counts partly."""
     total, left = 0.0, kept
     for item in order:
         share = min(1.0, left)
@@ -25,7 +25,7 @@ def _accuracy_slowly(correct: list[bool], order: list[int], kept: float) -> floa
 
 
 def _sparsification_slowly(correct: list[bool], uncertainty: list[float]) -> list[float]:
-    """The mean over every order that the uncertainties allow: ties by expectation, by brute force."""
+    """The mean over all orders that the uncertainties allow, by brute force."""
     curves = []
     for order in permutations(range(len(correct))):
         if all(uncertainty[a] <= uncertainty[b] for a, b in pairwise(order)):
@@ -114,7 +114,7 @@ def test_ece_equals_double_loop(n_samples: int, bins: int, closed: Literal["righ
 
 
 def test_queries_of_confidence_one_are_left_out_where_bins_are_closed_on_the_left() -> None:
-    """The authors' definition: of 1, 1, 0.75 and 0.5, all right but the first, only the last two count."""
+    """The authors' definition: only the last two of the confidences 1, 1, 0.75 and 0.5 count; the first is wrong."""
     votes = Votes(torch.tensor([4, 4, 3, 2]), torch.tensor([False, True, True, True]), 4)
     assert votes.binned(closed="left").expected_error == pytest.approx((0.25 + 0.5) / 2)
     assert votes.binned().expected_error == pytest.approx((2 * 0.5 + 0.25 + 0.5) / 4)
@@ -125,7 +125,7 @@ def test_queries_of_confidence_one_are_left_out_where_bins_are_closed_on_the_lef
 
 @pytest.mark.parametrize("tenths", range(1, 11))
 def test_bins_are_closed_on_the_right(tenths: int) -> None:
-    """Every tenth that floats misplace: 0.1 is in the first bin, 0.3 in the third, 1 in the last."""
+    """Also for tenths that floats round: 0.1 is in the first bin, 0.3 in the third, 1 in the last."""
     predictions = torch.arange(100)[:, None] + 1
     predictions[: 10 * tenths] = 0
     votes = majority_votes(predictions, torch.tensor([0]), torch.tensor([[0]]))

@@ -48,7 +48,7 @@ def png(label: str, number: int) -> bytes:
 
 
 def written(path: Path, content: bytes = b"") -> Path:
-    """A file in a folder, new or not."""
+    """Write a file, and its folder if this is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -82,7 +82,7 @@ def phone(root: Path) -> Path:
 
 
 def network_drive(root: Path) -> Path:
-    """A share of a network drive: thumbnails and metadata of its indexer, recycle bins, snapshots."""
+    """A share of a network drive, with thumbnails, metadata of an indexer, recycle bins and snapshots."""
     for label, number, content in _photographs():
         name = f"DSC_{number:04}.jpg"
         written(root / label / name, content)
@@ -127,7 +127,7 @@ def questions() -> list[tuple[str, str]]:
 
 
 def spreadsheet(root: Path) -> Path:
-    """A sheet saved as "CSV UTF-8" where commas are decimal: a mark before it, semicolons, empty rows after it."""
+    """A sheet saved as "CSV UTF-8" with decimal commas: a byte order mark, semicolons, and empty rows at the end."""
     text = io.StringIO()
     rows = csv.writer(text, delimiter=";", lineterminator="\r\n")
     rows.writerow(["Text", "Label", "Preis", ""])

@@ -80,7 +80,7 @@ def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Compute in one thread, whose sums have one order."""
+    """Compute in one thread, so that sums have a fixed order."""
     import torch
 
     threads = torch.get_num_threads()
@@ -91,7 +91,7 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unrendered_pictures() -> Iterator[None]:
-    """Draw pictures but write a white dot, for tests that look at no picture: rendering is most of a tiny run."""
+    """Write a white dot for each picture, for tests that need no pictures: rendering takes most of a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         dot = Image.new("L", (1, 1), 255)
         patch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: dot.save(path, format="png"))

@@ -1,4 +1,4 @@
-"""Milvus servers in processes of their own: Milvus Lite, and the real one where its package can be had."""
+"""Milvus servers in their own processes: Milvus Lite, and the standalone server if its package can be installed."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ class MilvusProcess(ABC):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """What starts it."""
+        """The command that starts the server."""
 
     def _serving(self) -> list[int]:
         """The processes that serve."""
@@ -56,7 +56,7 @@ class MilvusProcess(ABC):
         self.process.wait()
 
     def stop(self) -> None:
-        """Stop it; on a busy machine its threads go on answering until one of them has taken the signal."""
+        """Stop the server; on a busy machine, threads still answer until one of them has received the signal."""
         self._signal(signal.SIGSTOP)
         until = time.monotonic() + 30
         while any(_state(pid) not in "TZ" for pid in self._serving()):
@@ -91,7 +91,7 @@ class MilvusLite(MilvusProcess):
 class MilvusServer(MilvusProcess):
     """The standalone server of PyPI's `milvus`, whose command starts another process that serves.
 
-    There is room for one on a machine: it takes fixed ports beside its own.
+    A machine can run only one, because the server needs further, fixed ports.
     """
 
     def __init__(self, command: Path, folder: Path) -> None:
@@ -133,7 +133,7 @@ def address_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 def milvus_command(folder: Path) -> Path:
-    """The command of the real server: that of $LAM_MILVUS_SERVER, or of an environment made in a folder."""
+    """The command of the standalone server: $LAM_MILVUS_SERVER, or from a new environment in a folder."""
     if given := os.environ.get(COMMAND):
         return Path(given)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)

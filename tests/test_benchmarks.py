@@ -1,4 +1,4 @@
-"""Every benchmark can be started: what it imports is there, and what one asks of another."""
+"""Every benchmark can be started: its imports exist, also from other benchmarks."""
 
 import argparse
 import contextlib

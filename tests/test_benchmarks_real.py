@@ -59,7 +59,7 @@ def archived(path: Path, files: Mapping[str, bytes], mode: str = "w:gz") -> Path
 
 
 def face_api(tensors: Mapping[str, np.ndarray], dtypes: Mapping[str, str]) -> tuple[bytes, bytes, dict[str, Tensor]]:
-    """Manifest and weights as TensorFlow.js writes them, and what a reader must give back."""
+    """Manifest and weights as TensorFlow.js writes them, and the expected tensors."""
     entries, content, meant = list[Any](), b"", dict[str, Tensor]()
     for name, values in tensors.items():
         entry: dict[str, Any] = {"name": name, "shape": list(values.shape), "dtype": "float32"}
@@ -99,7 +99,7 @@ def test_weights_of_another_length_or_type_are_refused(networks: ModuleType) -> 
 
 
 def layers(networks: ModuleType) -> dict[str, np.ndarray]:
-    """Random tensors of all the layers of the face network, small enough that outputs neither die nor explode."""
+    """Random tensors of all layers of the face network, whose outputs neither vanish nor explode."""
     rng, tensors = np.random.default_rng(0), dict[str, np.ndarray]()
 
     def add(name: str, size: int, width: int, out: int) -> None:
@@ -119,7 +119,7 @@ def layers(networks: ModuleType) -> dict[str, np.ndarray]:
 
 
 def slow_face_network(images: Tensor, tensors: Mapping[str, Tensor], blocks: tuple[str, ...]) -> Tensor:
-    """The network as face-api's source has it: channels last, scales after convolutions, zeros concatenated."""
+    """The network as in face-api's source: channels last, scales after convolutions, zeros concatenated."""
 
     def convolve(x: Tensor, name: str, stride: int, same: bool) -> Tensor:
         filters = tensors[f"{name}/conv/filters"].permute(3, 2, 0, 1)
@@ -163,7 +163,7 @@ def test_the_face_network_is_that_of_its_source(networks: ModuleType, tmp_path: 
         outputs = network.head(features)
     assert features.shape == (2, 256)
     assert isinstance(network.head, nn.Linear)
-    assert (features.std(0) > 0).float().mean() > 0.5  # a network that has died agrees with every other
+    assert (features.std(0) > 0).float().mean() > 0.5  # a network whose outputs vanish agrees with any other
     assert_close(outputs, slow_face_network(images, meant, networks._BLOCKS), rtol=1e-4, atol=1e-4)
 
     pictures = [Image.fromarray((image.permute(1, 2, 0) * 255).byte().numpy()) for image in images]

@@ -1,4 +1,4 @@
-"""The command `lam`: what it prints, and that every mistake ends in one clear line and status 1, before any work."""
+"""The command `lam`: its output; every mistake gives one line and status 1, before any work."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
     assert page == f"a page to try it: lam serve {run_copy}"
     assert Run(run_copy).calibration.flag == "combined"
     monkeypatch.setattr("lam.cli.commands._DEMO_TARGETS", {"far": 0.2, "ood": 0.2})
-    assert main(command) == 0  # the calibration of before stays, and is told
+    assert main(command) == 0  # the earlier calibration stays, and is printed
     assert calibrated in capsys.readouterr().out
 
 

@@ -1,6 +1,6 @@
-"""What a GPU does as the CPU does: curvatures in every structure, training by every method, a whole run, experiments.
+"""A GPU gives the same results as the CPU: curvatures, training by every method, a whole run, experiments.
 
-Where there is no GPU, these are skipped; all others run on the CPU, or on whatever "auto" chooses.
+Without a GPU, these tests are skipped; all other tests run on the CPU, or on the device that "auto" chooses.
 """
 
 from pathlib import Path

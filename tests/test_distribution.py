@@ -1,4 +1,4 @@
-"""What a release says of itself: it declares what it imports, and its versions and its advice are right."""
+"""The metadata of a release: it declares all imports, and its versions and advice are right."""
 
 import ast
 import configparser
@@ -47,11 +47,11 @@ def strings(tree: ast.AST) -> Iterator[str]:
 
 
 def distributions(folder: str, modules: Callable[[ast.AST], Iterator[str]]) -> dict[str, str]:
-    """Distributions, other than lam, whose modules the files of a folder name, each with one of the files."""
+    """Distributions, except lam, whose modules a folder's files name, each with one of the files."""
     brought = packages_distributions()
 
     def bringing(module: str) -> Sequence[str]:
-        """Of several distributions that share a package, the one that is named like the module, or the API."""
+        """The distribution of a module; of several, the one with the module's name, or the API."""
         names = brought.get(module.partition(".")[0], ())
         own = ["-".join(module.split(".")[:2]), f"{module.partition('.')[0]}-api"]
         return next(([name] for name in own if len(names) > 1 and name in names), names)

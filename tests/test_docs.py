@@ -1,4 +1,4 @@
-"""The pages: their commands, options and tests exist, their figures are those of the results. See `test_examples`."""
+"""The pages: their commands, options and tests exist, their figures equal the results. See `test_examples`."""
 
 import argparse
 import importlib
@@ -180,7 +180,7 @@ def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_figure_in_a_sentence_stands_in_a_table_of_its_page(page: Path) -> None:
-    """Where a page has tables. Settings stand as code, addresses in links; figures have two decimals or more."""
+    """Only on pages with tables, for figures with two or more decimals, outside code and links."""
     generated = re.compile("<!-- table .*? -->.*?<!-- end -->", flags=re.DOTALL)
     pythons = r"Python 3\.\d+(?: to 3\.\d+)?"
     code = re.compile(rf"^ *```.*?^ *```|`[^`]+`|\]\([^)]+\)|{pythons}", flags=re.DOTALL | re.MULTILINE)
@@ -190,7 +190,7 @@ def test_a_figure_in_a_sentence_stands_in_a_table_of_its_page(page: Path) -> Non
 
 
 def public(package: Any, name: str) -> tuple[Any, Any]:
-    """A public name of a package, a module or something in it, and what tells it from others: where it is defined."""
+    """A public name, of a module or of an object in it, and its place of definition, which identifies it."""
     value = getattr(package, name, None)
     value = importlib.import_module(f"{package.__name__}.{name}") if value is None else value
     is_defined = isinstance(value, type | FunctionType)

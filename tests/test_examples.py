@@ -27,7 +27,7 @@ def blocks(page: Path) -> list[str]:
 
 
 def script(page: Path) -> str:
-    """The code of a reader who follows the page from top to bottom."""
+    """All code of a page, in order."""
     return "\n".join(block for block in blocks(page) if not block.startswith(NEEDS))
 
 
@@ -64,7 +64,7 @@ def test_the_code_of_a_tutorial_stands_in_its_example(example: Path) -> None:
 )
 def test_the_blocks_of_a_page_run_as_one_script(page: Path, photographs: Path) -> None:
     folder = photographs.parent
-    if "learn_ambiguity" in script(page):  # which takes twenty images with a match
+    if "learn_ambiguity" in script(page):  # learning ambiguity takes twenty images with a match
         for image in list(photographs.glob("*/*.jpg")):
             for number in range(4):
                 shutil.copy(image, image.with_stem(f"{image.stem}-{number}"))

@@ -1,4 +1,4 @@
-"""The list of mutants in benchmarks/mutants.py: each can still be made, and its test is there. None is run here."""
+"""The list of mutants in benchmarks/mutants.py: each can be applied, and its tests exist. None is run here."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What is installed: the wheel holds what a run needs, and importing `lam` costs little and changes nothing."""
+"""The installed package: the wheel holds all files of a run; importing `lam` is fast and changes nothing."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPAT
 
 
 def python(code: str, *, cwd: Path, path: Path = ROOT) -> Any:
-    """What the code printed as JSON, in an interpreter of its own."""
+    """The JSON that code prints in a new interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=cwd,
@@ -43,7 +43,7 @@ def python(code: str, *, cwd: Path, path: Path = ROOT) -> Any:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of what git would hand out: built in a copy, so that nothing is left behind here."""
+    """The wheel of the files in git, built in a copy, so that no build files are left here."""
     if not (ROOT / "setup.cfg").is_file():
         pytest.skip("not in a checkout: there is nothing to build")
     copy = tmp_path_factory.mktemp("source")
@@ -78,24 +78,24 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment where pip installed the wheel, beside the libraries that are here."""
+    """The programs of an environment with the installed wheel and the libraries of this environment."""
     environment = tmp_path_factory.mktemp("environment")
     venv.create(environment)
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # no .pth in there is followed
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # .pth files in that folder are not read
     pip(environment / "bin", "install", f"{wheel}[cpu,serve]")
     return environment / "bin"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a command prints that nothing leads to this checkout."""
+    """The output of a command that cannot find this checkout."""
     done = subprocess.run(command, cwd=cwd, env=ALONE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def pip(programs: Path, *arguments: str) -> str:
-    """What pip prints of an environment that has none, and no index."""
+    """The output of pip for an environment without pip, without an index."""
     python = str(programs / "python")
     return run(sys.executable, "-m", "pip", "--python", python, *arguments, "--no-index", cwd=programs)
 
@@ -104,7 +104,7 @@ def test_ctrl_c_during_the_imports_ends_the_command_quietly(tmp_path: Path) -> N
     (tmp_path / "lam").mkdir()
     (tmp_path / "lam" / "__init__.py").write_text("print('imported', flush=True)\nimport time\ntime.sleep(60)\n")
     shutil.copy(ROOT / "lam_command.py", tmp_path)
-    enter = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell may have it ignored
+    enter = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # shells may disable it
     program = [sys.executable, "-c", f"{enter}; import lam_command; lam_command.main()"]
     with subprocess.Popen(program, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
         assert command.stdout

@@ -1,4 +1,4 @@
-"""Networks that users have already, of other libraries: each becomes Bayesian in three lines, without a download."""
+"""Users' networks from other libraries: each becomes Bayesian in three lines, without a download."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ TOPICS = {
 
 
 def random(make: Any, *arguments: Any, **options: Any) -> Any:
-    """Make a network from random weights, the same each time."""
+    """A network with the same random weights in each call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return make(*arguments, **options)
@@ -68,7 +68,7 @@ def images(size: int, count: int = 8) -> Batches:
 
 
 def check(encoder: lam.BayesianEncoder, network: nn.Module, batches: Batches, folder: Path, other: nn.Module) -> None:
-    """What holds for every encoder: unit means, finite κ, and all of it again after saving and loading."""
+    """Check every encoder: unit means, finite κ, and the same after saving and loading."""
     embeddings = encoder.embed(batches)
     assert encoder.network is network
     assert embeddings.mean.shape == (sum(len(labels) for _, labels in batches), encoder.dimension)
@@ -226,7 +226,7 @@ def test_a_network_that_takes_no_named_inputs_is_refused_with_how_to_wrap_it(sen
 
 @pytest.fixture(scope="module")
 def digits() -> dict[str, Tensor]:
-    """Seven of ten handwritten digits, half of them to fit, and the other three: features as they are, 64 pixels."""
+    """Images of seven digits, half of them for the fit, and of the other three digits; features are the 64 pixels."""
     pixels, labels = map(torch.as_tensor, load_digits(return_X_y=True))
     pixels = pixels.float() / 16
     known = labels < 7
@@ -267,7 +267,7 @@ def test_an_identity_keeps_the_embeddings_and_recognises_ood_items_by_their_neig
 
 def test_a_trained_layer_retrieves_better_than_what_it_was_trained_on(digits: dict[str, Tensor]):
     network = random(nn.Linear, 96, 96)
-    train, test = (  # beside the 64 pixels, 32 numbers that say nothing and are as large
+    train, test = (  # 32 random numbers of the same size, in addition to the 64 pixels
         batches_of(torch.cat([digits[name], torch.rand(len(digits[name]), 32) * 2 - 1], 1), digits[labels])
         for name, labels in (("train", "labels"), ("test", "test_labels"))
     )

@@ -1,4 +1,4 @@
-"""A run whose encoder learns its ambiguity, from its configuration to what `lam search` and `lam embed` say."""
+"""A run whose encoder learns its ambiguity, from the configuration to the output of `lam search` and `lam embed`."""
 
 import html
 import json

@@ -61,7 +61,7 @@ def calibrated(run_copy: Path, lam: Lam) -> Calibrated:
 
 @pytest.fixture(scope="module")
 def digits(finished_run: FinishedRun) -> tuple[Embeddings, Searches]:
-    """All digits that the run has not seen: κ of each, and what each finds among those of the validation split."""
+    """Test digits, which the run has not seen, and their searches of the validation split."""
     splits = datasets.load("digits")
     encoder = Run(finished_run.folder).encoder
     embeddings, gallery = (
@@ -74,7 +74,7 @@ def digits(finished_run: FinishedRun) -> tuple[Embeddings, Searches]:
 
 
 def _rates(scores: Tensor, target: float, *, known: int, times: int) -> tuple[Tensor, list[bool]]:
-    """Over partings of the scores: the rate on the rest, and whether its interval holds it."""
+    """Over random splits of the scores: the rate on the rest, and whether the interval contains it."""
     generator = torch.Generator().manual_seed(0)
     rates, held = [], []
     for _ in range(times):
@@ -426,7 +426,7 @@ def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Pa
     with pytest.raises(ValueError, match="has no class folders: put the images of each class into a folder"):
         calibrate_run(run_copy, CalibrationOptions(folder=digit_folder / "2", reference=0), progress=False)
     options = CalibrationOptions()
-    object.__setattr__(options, "gallery", "test")  # which the types refuse as an argument in tests
+    object.__setattr__(options, "gallery", "test")  # type checks of tests reject it as an argument
     with pytest.raises(ValueError, match="gallery must be one of index, held-out, got 'test'"):
         options.__post_init__()
 
@@ -446,7 +446,7 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_
     targets = Targets(far=0.25, ood=0.25)
     with pytest.warns(Note, match="of the 2 validation classes: 4 of the 8") as told:
         calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
-    assert len(told) == 1  # how the run split its data was said by the run
+    assert len(told) == 1  # the run has already shown the note on its splits
     assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 4)
     gallery = Run(tmp_path / "run").gallery
     assert calibration.gallery_size == len(gallery.items) == 8
@@ -478,7 +478,7 @@ def test_a_run_whose_first_calibration_was_interrupted_counts_as_uncalibrated(
 
 @pytest.mark.parametrize("score", ["cosine", "mean_cosine"])
 def test_a_cosine_that_accepts_is_named_without_a_minus(score: str) -> None:
-    """Scores rise with doubt, so the statistic is minus a score; of these two it is the cosine itself."""
+    """The statistic is minus a score, because scores rise with doubt; for these two scores, it is the cosine itself."""
     statistic = -scores_of({"cosines": torch.tensor([[0.9, 0.8]]), "labels": torch.tensor([[0, 1]])})[score]
     assert statistic > 0
     assert statistic_name(score) == f"the {score.replace('_', ' ')}"

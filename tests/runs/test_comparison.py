@@ -1,4 +1,4 @@
-"""Comparisons: every run in one table and in one picture of each kind, and nothing compared that cannot be."""
+"""Comparisons: every run in one table and in each plot, and errors for runs that cannot be compared."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def sealed(folder: Path) -> None:
-    """Seal a run again, as one that was so from the beginning."""
+    """Write the manifest of a run again, as if its files had always been so."""
     names = json.loads((folder / MANIFEST).read_text())["sha256"]
     seal(folder, [name for name in names if (folder / name).is_file()])
 

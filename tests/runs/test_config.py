@@ -1,4 +1,4 @@
-"""Configurations: found, read, overridden, checked, and explained where they are wrong."""
+"""Configurations: finding, reading, overriding and checking them, and errors."""
 
 import re
 from dataclasses import fields, replace
@@ -34,7 +34,7 @@ def test_the_configurations_at_the_root_are_those_that_ship() -> None:
 
 def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()  # which is no run: the name stays that of the data set
+    (tmp_path / "digits").mkdir()  # not a run, so the name means the data set
     assert load_config(DEMO) == load_config(DEMO.split())
     mine = "data: {name: digits}\nnetwork: {name: convnet8}\nmethod: hib\nmargin: 0.5\n"
     (tmp_path / "my own.yaml").write_text(mine)
@@ -304,7 +304,7 @@ def test_an_ensemble_starts_from_a_file_for_each_member_or_none(tmp_path: Path) 
 
 
 class TestExtends:
-    """A file that says only what differs from another."""
+    """A file with only the differences from another file."""
 
     def test_joins_sections_and_replaces_the_rest(self, tmp_path: Path) -> None:
         base = "data: {name: cifar10, options: {validation: 9}, ood: [{name: svhn}]}\nnetwork: {name: convnet32}\n"
@@ -327,7 +327,7 @@ class TestExtends:
 
 
 class TestAllowMissing:
-    """The short form sets the option wherever there is one."""
+    """The short form sets the option in every data set that has it."""
 
     def test_of_the_data_and_of_the_ood_sets(self) -> None:
         overrides = [

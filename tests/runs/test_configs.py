@@ -1,6 +1,6 @@
 """Every configuration that ships is valid, and runs to its end on a small data set in the layout that it reads.
 
-What no test has is the networks' pretrained weights and the data themselves: weights are random here, the images grey.
+Here weights are random and images grey: no test has the original data or the pretrained weights.
 """
 
 import math
@@ -63,11 +63,11 @@ CUT_TO_THREE = {("cifar10", "hib"), ("cifar10", "mc_dropout")}
 
 
 class Authors(NamedTuple):
-    """Numbers of one data set as their files give them: rates before they are multiplied by the batch."""
+    """Settings of one data set in the authors' files; learning rates are not yet multiplied by the batch size."""
 
     margin: float
     images_each: int
-    """Images that one entry of a batch brings: itself, or itself and a partner."""
+    """Images for each entry of a batch: one, or two with a partner."""
     plain: tuple[float, int, int, str]
     """Rate, batch, epochs and triplets of the deterministic network, and below of the online one."""
     online_training: tuple[float, int, int, str]
@@ -119,7 +119,7 @@ CITIES = ("train_cities: [boston, goa]", "validation_cities: [amman]", "test_cit
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small data set in each layout, below one folder: what $LAM_DATA names."""
+    """A folder for $LAM_DATA with a small data set in each layout."""
     root = tmp_path_factory.mktemp("data")
     for name in ("fashionmnist", "mnist"):
         layouts.mnist(root / name, n_train=100, n_test=40)
@@ -140,7 +140,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options_of(data: str) -> tuple[str, ...]:
-    """What makes the images, the network and the parts small enough for the data at hand."""
+    """Options for small images, a small network and small splits."""
     if data in ("digits", "fashionmnist", "cifar10"):
         return () if data == "digits" else ("--data.options={validation: 20}",)
     if data in TEXTS:
@@ -287,7 +287,7 @@ def test_a_method_that_does_not_suit_the_data_is_refused(
 
 
 def assert_images_find_themselves(folder: Path, images: Dataset) -> None:
-    """Whatever the encoder, and however alone an image is embedded, its first hit is what was indexed for it."""
+    """An image, embedded alone, finds its own item first, for every encoder."""
     encoder, index = Run(folder).encoder, Run(folder).gallery
     assert encoder.n_samples == 3
     indexed = images if len(index) == len(images) else images.subset((~images.is_query).nonzero()[:, 0])  # type: ignore[attr-defined]

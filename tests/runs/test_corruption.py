@@ -1,4 +1,4 @@
-"""Corrupting images, and what becomes of κ and of the answers."""
+"""Corrupted images and texts, and their κ and answers."""
 
 from dataclasses import replace
 from difflib import SequenceMatcher

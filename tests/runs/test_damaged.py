@@ -1,4 +1,4 @@
-"""Damaged images and copies among what a user brings: listed, refused or left out by each command."""
+"""Damaged images and copies in a user's data: each command lists, rejects or leaves them out."""
 
 import csv
 import shutil
@@ -18,7 +18,7 @@ from lam.runs.finished import Run
 from lam.utils.files import read_json
 from tests.runs.conftest import Lam
 
-pytestmark = pytest.mark.filterwarnings("default")  # which `lam` prints
+pytestmark = pytest.mark.filterwarnings("default")  # `lam` prints these
 
 SIZE = ("--data.options={preprocessing: {mode: L, size: 8}}", "--network.name=convnet8", "--network.dimension=4")
 QUICK = ("--training.epochs=1", "--evaluation.n_samples=4", "--evaluation.corrupted=0", "--data.strangers=0", "--quiet")
@@ -167,7 +167,7 @@ def test_a_run_keeps_where_its_data_are(
 
 
 def parted(paths: list[Path], first: int, second: int) -> tuple[FolderImages, Splits]:
-    """Images of one class, and their splits, cut at two places."""
+    """Images of one class, and their splits, cut at two positions."""
     labels, sized = torch.zeros(len(paths), dtype=torch.int64), Preprocessing(size=(64, 64))
     part = FolderImages(paths, labels, name="images", classes=["a"], preprocessing=sized)
     return part, Splits(*(part.subset(range(*ends)) for ends in pairwise((0, first, second, len(paths)))))

@@ -1,4 +1,4 @@
-"""What a newcomer's first, small runs print: at most one warning beside notes of one line, in words for the reader."""
+"""Output of a new user's first, small runs: notes of one line, and at most one warning."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ QUESTIONS = (
 
 
 def folder(root: Path, *, n_classes: int, size: int) -> Path:
-    """Noisy pictures of one colour a class."""
+    """Noisy pictures with one colour for each class."""
     generator = np.random.default_rng(0)
     for number, colour in enumerate(generator.integers(0, 256, (n_classes, 3))):
         (root / f"class {number}").mkdir(parents=True)
@@ -42,7 +42,7 @@ def table(path: Path) -> Path:
 
 
 def messages(root: Path, *words: str) -> list[str]:
-    """What the command line says of a run, without what moves."""
+    """Messages of the command line about a run, without progress bars."""
     command = [sys.executable, "-m", "lam", "run", *words, f"--output={root / 'run'}", "--quiet"]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False

@@ -1,4 +1,4 @@
-"""The report: whole in one file, escaped, and with every number that it was given."""
+"""The report: complete in one file, escaped, and with every given number."""
 
 import math
 import re

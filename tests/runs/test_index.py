@@ -178,7 +178,7 @@ def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Pa
     ):
         search(run_copy, flat_folder)
     index_images(run_copy, flat_folder, progress=False)
-    assert search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == ""  # without class folders nobody says
+    assert search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == ""  # no class folders, no label
 
 
 def test_a_new_index_repairs_what_was_altered_of_the_old(run_copy: Path, flat_folder: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_list_gives_ids_labels_and_metadata(run_copy: Path, digit_folder: Path
 
 
 def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
-    """By id, the same image counted once, with a κ that the number of images alone does not raise."""
+    """Fusion is by id; a repeated image counts once, and κ does not rise with the number of images."""
     paths = [digit_folder / "0" / f"{number}.png" for number in range(4)]
     shutil.copy(paths[0], tmp_path / "again.png")
     lines = (f"a,{paths[0]}", f"b,{paths[3]}", f"a,{paths[1]}", f"a,{paths[2]}", "a,again.png")
@@ -362,7 +362,7 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
 def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
     run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, lam: Lam
 ) -> None:
-    """By the least κ of the images that a hit was made of, in print, CSV and JSON."""
+    """The least κ of a hit's images decides, in print, CSV and JSON."""
     lam("calibrate", run_copy, "--quiet", "--target-far=0.3", "--target-ood=0.3")
     paths = [digit_folder / "0" / f"{number}.png" for number in range(4)]
     lines = (f"a,{paths[0]}", f"a,{paths[1]}", f"a,{paths[2]}", f"b,{paths[3]}")

@@ -1,4 +1,4 @@
-"""A folder of one's own photographs: the network by default, with the extra and without, and a run to its end."""
+"""A user's folder of photographs: the default network, with the extra and without, and a whole run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Networks, losses, methods and data sets of one's own from the shell: in a file, and in an installed package."""
+"""Networks, losses, methods and data sets of a user in the shell: from a file, and from an installed package."""
 
 import os
 import subprocess
@@ -62,7 +62,7 @@ margin: 0.7
 
 
 def lam(*words: object, path: Path | None = None, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-    """A command of the shell; `path` joins the places of installed packages."""
+    """Run `lam` in the shell; `path` is one more folder of installed packages."""
     places = [str(place) for place in (ROOT, path) if place is not None]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, "-P", "-m", "lam", *map(str, words)]
@@ -70,7 +70,7 @@ def lam(*words: object, path: Path | None = None, cwd: Path = ROOT) -> "subproce
 
 
 def done(*words: object, **where: Path) -> str:
-    """What a successful command prints."""
+    """The output of a command that must succeed."""
     ended = lam(*words, **where)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

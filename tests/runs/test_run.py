@@ -1,4 +1,4 @@
-"""Runs: what a folder holds, that the same settings give the same run, and that nothing damaged is believed."""
+"""Runs: the contents of the folder, the same run from the same settings, and errors for damaged files."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_the_report_needs_no_other_file_or_host(finished_run: FinishedRun) -> No
     assert loaded
     assert all((first or second).startswith(("data:", "#")) for first, second in loaded)
     assert "<script" not in page
-    assert "How well each score finds queries with a wrong first hit. ↑" in page  # which all can be answered
+    assert "How well each score finds queries with a wrong first hit. ↑" in page  # all of them have a match
     assert "@import" not in page
     assert page.count("data:image/png;base64,") == len(list((finished_run.folder / "plots").glob("*.png")))
 
@@ -249,7 +249,7 @@ def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
 def test_the_extremes_of_a_report_hold_images_from_outside(
     run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Least certain is, of eight images, the one that was made so; it stands above its nearest neighbour."""
+    """The image with the smallest κ comes first, above its nearest neighbour."""
     drawn: dict[str, dict[str, Any]] = {}
 
     def remembered(path: Path, kappa: torch.Tensor, verdict: Any, *, query_image: Any, hit_image: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs that start from weights: what stands in for training, what is refused, and that nothing of it is executed."""
+"""Runs that start from weights, which replace training: errors, and no execution of code in files."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs on a folder of images: end to end, and what is refused before any work."""
+"""Runs on a folder of images: end to end, and errors before any work."""
 
 import io
 import shutil

@@ -1,4 +1,4 @@
-"""Samples of a run: of which items, whole in its folder, and none where nothing can be shown."""
+"""Samples of a run: their items, their files, and no sample for items without picture and text."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A Laplace posterior over a run that learned a κ head: what it takes over, and both parts of κ wherever it goes."""
+"""A Laplace run that starts from a run with a κ head: it keeps the head, and has κ_a and κ_e everywhere."""
 
 import json
 import shutil
@@ -109,7 +109,7 @@ def test_what_the_loss_of_a_run_learned_is_part_of_the_curvature(tmp_path: Path)
     encoder: Any = Run(second).encoder
     assert encoder.posterior.curvature.curvature == VarConCurvature(0.1, learned)
     assert encoder.ambiguity is None
-    between = made(tmp_path / "norm", "norm", f"--checkpoint={first}")  # which trains nothing
+    between = made(tmp_path / "norm", "norm", f"--checkpoint={first}")  # this method trains nothing
     third = made(tmp_path / "third", "laplace_posthoc", f"--checkpoint={between}", "--method.curvature=own")
     handed_on: Any = Run(third).encoder
     assert handed_on.posterior.curvature.curvature == encoder.posterior.curvature.curvature

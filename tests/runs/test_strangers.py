@@ -1,4 +1,4 @@
-"""Classes that a run sets aside, and what `lam calibrate` promises of them."""
+"""Classes that a run sets aside, and the promises of `lam calibrate` about them."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ RATES = ("--quiet", "--target-ood=0.2", "--target-miss=0.2")
 
 @pytest.fixture(scope="module")
 def run_with_strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits without three of the eight classes; a larger limit, so that each class has some of every part."""
+    """A run on digits that sets aside three of the eight classes."""
     folder = tmp_path_factory.mktemp("strangers") / "run"
     with unrendered_pictures():
         assert main(["run", "digits", "norm", "--quiet", *TINY, "--data.strangers=0.375", f"--output={folder}"]) == 0
@@ -139,7 +139,7 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     learnt = [one.match_probability.contrast for one in run.calibration.acceptances]
     assert [contrast.share for contrast in learnt] == [0.3] * len(learnt)
     full, of_vectors = (set(contrast.regression.evidence) for contrast in (learnt[0], learnt[-1]))
-    assert full > of_vectors  # of a vector nobody knows the features
+    assert full > of_vectors  # a vector has no features
 
     known, foreign = splits.validation.subset(torch.arange(40)), ood["digits_patches"].subset(torch.arange(40))
     mixed = tmp_path / "mixed"

@@ -1,4 +1,4 @@
-"""Sweeps over seeds: what is kept, what the numbers are, and what the command prints."""
+"""Sweeps over seeds: kept runs, means and deviations, and the output of the command."""
 
 import json
 import math
@@ -92,7 +92,7 @@ def test_the_command_runs_every_seed_and_keeps_what_is_finished(tmp_path: Path, 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float | None]]:
-    """Metrics by seed, in place of real runs; the run of a seed without metrics fails."""
+    """Metrics by seed, which replace real runs; a seed without metrics fails."""
     given: dict[int, dict[str, float | None]] = {}
 
     def run(config: RunConfig, *, progress: bool) -> SimpleNamespace:

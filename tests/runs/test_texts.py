@@ -1,4 +1,4 @@
-"""Runs on texts: labels, questions with answers, and what a run is told by the network's head."""
+"""Runs on texts: labels, questions with answers, and the head of the network."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from tests.runs.conftest import Lam
 from tests.service.asking import client_of
 from tests.text_runs import TOPICS, faq, text_run, topics
 
-pytestmark = pytest.mark.usefixtures("unrendered")  # but for the run on labelled texts
+pytestmark = pytest.mark.usefixtures("unrendered")  # except for the run on labelled texts
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_file_of_hits_has_their_texts(run_copy: Path) -> None:
 def test_each_text_of_a_file_is_answered_as_by_itself(
     of_topics: Run, tmp_path: Path, name: str, lines: list[str], lam: Lam
 ) -> None:
-    """The first line names the column; a text with what separates columns stands in quotes."""
+    """The first line names the column; a text with a separator is in quotes."""
     queries = ["fur and paw", "rail and station", "yeast", "oven, crust", "purr"]
     file = csv_of(tmp_path / name, *lines)
     command = ["search", str(of_topics.folder), "-k3", "--quiet"]
@@ -431,7 +431,7 @@ def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(tmp_path: Path, lam: Lam) -> None:
-    """With a network as it is; here one whose head is not trained either."""
+    """With an untrained head, `identity`."""
     lines = (f"thing{number} is {number % 7} here,{number}" for number in range(60))
     once = csv_of(tmp_path / "once.csv", "text,label", *lines)
     with pytest.raises(ValueError, match=r"no two texts of the train split share a label, .*--network.head=identity"):

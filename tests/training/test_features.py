@@ -1,4 +1,4 @@
-"""Training on features that a frozen part gives: the same network, each input read and computed once."""
+"""Training on features of a frozen part: the same network, with each input read and computed once."""
 
 from typing import Any
 

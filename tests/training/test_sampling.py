@@ -1,4 +1,4 @@
-"""Which items make a batch and which of its pairs the loss: both decided by the seed alone, and by the checkpoint."""
+"""The items of a batch and the pairs of the loss: both follow from the seed, also after a checkpoint."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def listed(made: Batches) -> list[list[int]]:
 
 def test_a_batch_holds_as_many_items_of_each_class_as_there_are_and_none_twice() -> None:
     epoch_batches = batches()
-    assert len(epoch_batches) == 4  # as without: the last one is full, too
+    assert len(epoch_batches) == 4  # as without `per_class`: the last one is full, too
     for indices in listed(epoch_batches):
         assert len(set(indices)) == len(indices) == 12
         counts = Counter(UNEVEN[indices].tolist())

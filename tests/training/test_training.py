@@ -1,4 +1,4 @@
-"""The training loop: deterministic, resumable, and loud where it cannot go on."""
+"""The training loop: deterministic, resumable, with errors if it cannot continue."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -79,7 +79,7 @@ Interrupted.__name__ = Step.__name__  # a checkpoint names the step that made it
 
 
 class Remembering(Step):
-    """Keeps a running mean of the loss at randomly disturbed weights: a method with a state and draws of its own."""
+    """A method with a state and its own random numbers: a running mean of the loss at perturbed weights."""
 
     def __init__(self, scale: float = 0.1) -> None:
         self.scale, self.mean = scale, torch.zeros(())

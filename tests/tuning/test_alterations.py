@@ -1,4 +1,4 @@
-"""Outsiders made from images, and the score that an encoder recommends by them."""
+"""Altered images, and the score that an encoder recommends because of them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""κ_a and p_known: the loss against a double loop and scipy, what is learnt, and what an encoder makes of it."""
+"""κ_a and p_known: the loss against a double loop and SciPy, learning, and an encoder's embeddings."""
 
 import math
 import warnings
@@ -35,7 +35,7 @@ from tests.encoders.small import WIDE
 
 
 def items(n: int = 240, dimension: int = 6, *, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features whose last column says how far an item lies from the centre of its class; and labels."""
+    """Features, with an item's spread around the centre of its class in the last column; and labels."""
     generator = torch.Generator().manual_seed(seed)
     centres = 3 * torch.eye(classes, dimension)
     labels, spread = torch.arange(n) % classes, torch.rand(n, 1, generator=generator)
@@ -187,7 +187,7 @@ def test_kappa_combines_its_parts(learnt: lam.BayesianEncoder) -> None:
 
 
 def test_resultant_is_the_mean_cosine_of_drawn_matches(learnt: lam.BayesianEncoder) -> None:
-    """A direction is drawn around the retrieved one, and a match around it, or a match anywhere."""
+    """A true direction is drawn around the embedding, and a match around this direction, or anywhere."""
     n, generator = 200_000, torch.Generator().manual_seed(0)
     wide = Embeddings(*(torch.tensor(value) for value in ([[1.0, 0, 0, 0, 0, 0]], [4.0], [0.5], [0.0])))
     assert learnt.ambiguity is not None

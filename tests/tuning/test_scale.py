@@ -1,4 +1,4 @@
-"""Choosing the likelihood scale: what is tried, what is chosen, and what is said of it."""
+"""Choosing the likelihood scale: the tried scales, the choice, and warnings."""
 
 import math
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from tests.encoders.small import make_batches
 
 
 def fit(batches: small.Batches | None = None, **settings: Any) -> lam.BayesianEncoder:
-    """A diagonal whose prior does not follow the scale, so that every scale has another shape."""
+    """A diagonal posterior with a fixed prior precision, so its shape depends on the scale."""
     return small.fit(batches, **{"structure": "diag", "prior_precision": 1.0, **settings})
 
 
 @pytest.fixture
 def tuned() -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tensor]:
-    """An encoder tuned on held-out data, and these."""
+    """An encoder tuned on held-out data, and the features and labels of these data."""
     batches = make_batches(8, N=32)
     encoder = fit(batches[:4])
     encoder.tune(batches[4:], n_samples=16, greatest=1e8)
@@ -50,7 +50,7 @@ def twin(encoder: lam.BayesianEncoder, scale: float, features: torch.Tensor, lab
 
 
 def nearest(vectors: torch.Tensor, q: int) -> int:
-    """The nearest of all but row q to it."""
+    """The row that is nearest to row q."""
     cosines = (vectors @ vectors[q]).tolist()
     return max((item for item in range(len(vectors)) if item != q), key=cosines.__getitem__)
 
@@ -162,7 +162,7 @@ def test_few_items_do_not_make_the_posterior_one_that_knows_nothing():
         own, sampled = (vague.predict(features, mean=mean).mean for mean in ("network", "sampled"))
         by_error.append(float((own * sampled).sum(1).mean()))
         by_score.append(encoder.tuning.direction_cosine)
-    assert sum(cosine < COSINE_LIMIT for cosine in by_error) >= 2  # what the calibration error alone would choose
+    assert sum(cosine < COSINE_LIMIT for cosine in by_error) >= 2  # the calibration error alone would choose this
     assert min(by_score) > 0.99
 
 
@@ -232,7 +232,7 @@ def test_tuning_says_when_clipped_weights_make_it_pointless(structure, advice):
 
 
 def clipped_encoder() -> lam.BayesianEncoder:
-    """A posterior in which weights of negative curvature make most of the variance."""
+    """An encoder whose posterior has most of its variance from weights with negative curvature."""
     encoder = fit(make_batches(8, N=32)[:4])
     curvature = encoder.posterior.curvature
     h = curvature.h.abs() + curvature.h.abs().mean()

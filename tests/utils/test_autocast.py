@@ -1,4 +1,4 @@
-"""torch's autocast is for networks: what lam computes from their outputs is the same with and without it."""
+"""torch's autocast is for networks: lam's computations on their outputs are the same with and without it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ def posterior(structure: str) -> Posterior:
 
 
 def same(compute: Callable[[], Any]) -> None:
-    """What is computed is bit for bit the same under autocast, types included."""
+    """Check that a computation gives the same bits and types under autocast."""
     alone = compute()
     with mixed():
         together = compute()

@@ -1,4 +1,4 @@
-"""Settings that are no numbers are refused by name; what is a number passes, of whatever kind."""
+"""Settings that must be numbers: errors name other values, and numbers of any type pass."""
 
 import math
 from collections.abc import Callable

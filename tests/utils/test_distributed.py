@@ -1,4 +1,4 @@
-"""Several processes give what one gives: weights, curvatures, whole runs; and where one fails, all end.
+"""Several processes give the same weights, curvatures and runs as one; if one fails, all end.
 
 Two processes on the CPU, by gloo; CUDA and NCCL need machines that these tests do not have.
 """
@@ -38,7 +38,7 @@ FITTED = 1e-6
 
 
 def torchrun(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Start two processes; what they say to standard error is at the end of the other."""
+    """Start a command in two processes."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     return subprocess.run(
         [*launcher, *map(str, command)],
@@ -53,7 +53,7 @@ def torchrun(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two processes left the tensors of each function, a file a process."""
+    """The folder in which two processes wrote the tensors of each function, with a file for each process."""
     folder = tmp_path_factory.mktemp("two")
     ended = torchrun(two_processes.__file__, folder)
     assert ended.returncode == 0, ended.stderr
@@ -130,25 +130,25 @@ def test_no_thread_of_gloo_is_left_to_abort_a_process_that_ends(of_two: Path) ->
 
 def test_a_run_of_two_processes_equals_that_of_one(tmp_path: Path) -> None:
     folder, alone = tmp_path / "run", tmp_path / "alone"
-    # without clipped weights no other curvature is tried, and without eigenvectors no sign is free: votes are alike
+    # without clipped weights, no other curvature is tried; without eigenvectors, no sign is arbitrary: equal votes
     command = ("-m", "lam", "demo", *TINY, "--method.structure=diag", "--method.fix=projected")
     run_python(*command, f"--output={alone}")
     ended = torchrun(*command, f"--output={folder}")
     assert ended.returncode == 0, ended.stderr
     verify(folder, ["config.yaml", "metrics.json", "report.html"])
-    assert ended.stderr.count("train ...") == ended.stdout.count("report:") == 1  # one speaks for all
+    assert ended.stderr.count("train ...") == ended.stdout.count("report:") == 1  # one process prints for all
     found, expected = (json.loads((path / "metrics.json").read_text()) for path in (folder, alone))
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if not name.startswith("seconds_"):
-            # by a covariance of a few items, which is nearly singular, or by ranks, of which two may change places
+            # from a nearly singular covariance of few items, or from ranks, which may be exchanged
             loose = "mahalanobis" in name or "_trend" in name
-            # one such change moves a p-value, a quotient or a rank correlation by more
+            # an exchange changes a p-value, a quotient or a rank correlation by more
             jumpy = name.startswith(("mann_whitney_p", "nauc")) or "_trend" in name
             tolerance = (5e-2 if jumpy else 1e-2) if loose else 1e-4
             if name.startswith(("ece", "tuned_ece")):
-                tolerance = 2 / 60  # of votes: one query changes its bin
-            assert found[name] == pytest.approx(value, abs=tolerance, rel=1e-3), name  # κ is of an inverse
+                tolerance = 2 / 60  # for votes: one query changes its bin
+            assert found[name] == pytest.approx(value, abs=tolerance, rel=1e-3), name  # κ is an inverse
     posteriors = [read_tensors(next(path.glob("encoder/*/posterior.safetensors"))) for path in (folder, alone)]
     for name, tensor in posteriors[1].items():
         scale = float(tensor.abs().max())

@@ -48,7 +48,7 @@ def test_a_failing_writer_leaves_the_old_file(tmp_path: Path):
 
 @contextlib.contextmanager
 def no_room_beyond(size: int) -> Iterator[None]:
-    """Let the system refuse whatever would make a file larger than this."""
+    """Within the context, the system refuses files larger than this."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -90,7 +90,7 @@ def test_an_input_output_error_leaves_the_old_file_or_the_new_one(
     monkeypatch.setattr(module, name, fails)
     with pytest.raises(OSError, match="Input/output error"):
         writer(path, 20)
-    assert path.read_bytes() == (new if call == 2 else old)  # the second is that of the folder, after the rename
+    assert path.read_bytes() == (new if call == 2 else old)  # the second call syncs the folder, after the rename
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "other"]
     writer(path, 20)
     assert path.read_bytes() == new
@@ -158,7 +158,7 @@ def test_a_save_that_fails_over_a_damaged_manifest_says_why_and_leaves_nothing(t
 
 
 def every_damage_is_caught(folder: Path, flips: int, cuts: int) -> int:
-    """Flip so many bits of each sealed file, cut it at so many places and delete it; how many files there were."""
+    """Check that bit flips, cuts and deletion of each sealed file are detected; returns the number of files."""
     generator = torch.Generator().manual_seed(0)
     paths = [folder / name for name in files.read_json(folder / files.MANIFEST)["sha256"]]
     for path in paths:
@@ -225,7 +225,7 @@ def test_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from Python 3.12 on
 def test_a_lock_ends_with_its_block_whoever_was_forked_meanwhile(tmp_path: Path) -> None:
-    """As workers that load images are; and it leaves nothing in the folder."""
+    """Workers that load images are forked, too; the lock leaves nothing in the folder."""
     reading, writing = os.pipe()
     with contextlib.suppress(KeyError), files.locked(tmp_path):
         with pytest.raises(ValueError, match="another process is writing to .*: wait"), files.locked(tmp_path):

@@ -1,4 +1,4 @@
-"""Mistakes in an extension are named when it is registered, or when it first answers."""
+"""Errors for mistakes in an extension, at its registration or at its first use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

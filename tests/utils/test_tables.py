@@ -1,4 +1,4 @@
-"""Tables are read in the forms that spreadsheets and data sets come in; errors name lines as the file has them."""
+"""Tables in the formats of spreadsheets and data sets; errors name the lines of the file."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ def _csv(separator: str) -> str:
 
 
 def _shown(value: str | bytes) -> str:
-    """A parameter in the name of a test; gzip writes the time into its bytes, and processes must agree on names."""
+    """A parameter for the name of a test. gzip files hold the time, and all processes must use the same names."""
     return "" if isinstance(value, bytes) else value
 
 
@@ -220,7 +220,7 @@ _SHEET = """<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/20
 
 
 def _workbook(path: Path, sheet: str) -> Path:
-    """A workbook whose sheet is of another program."""
+    """A workbook with this sheet, as another program would write it."""
     pytest.importorskip("openpyxl").Workbook().save(path.with_suffix(".zip"))
     with (
         zipfile.ZipFile(path.with_suffix(".zip")) as source,
@@ -309,7 +309,7 @@ def test_files_of_optional_libraries_are_refused_in_words(
 
 
 def _task(text: str, *annotations: tuple[dict[str, bool], list[str]]) -> dict[str, object]:
-    """A task of Label Studio with its annotations, each with its state and what it chose."""
+    """A task of Label Studio with its annotations, each with its state and its choices."""
     results = [
         {
             **state,

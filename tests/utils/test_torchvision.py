@@ -1,4 +1,4 @@
-"""`import lam` leaves torchvision importable whatever it was built for, and changes nothing where nothing is wrong."""
+"""`import lam` makes any build of torchvision importable, and changes nothing for a working one."""
 
 import importlib.util
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 
 
 def run(code: str) -> str:
-    """What the code prints in a fresh interpreter, where a warning is an error."""
+    """The output of code in a new interpreter, in which warnings are errors."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_a_sound_install_declares_its_operators_itself(monkeypatch: pytest.Monke
 
 
 def test_operators_are_declared_when_torchvision_asks_for_them_and_not_before(monkeypatch: pytest.MonkeyPatch):
-    """Declared before its own extension is loaded, they would break a sound install."""
+    """A declaration before torchvision loads its own extension would break a working install."""
     declared = []
     monkeypatch.setattr(torchvision_import, "_declare_operators", lambda: declared.append("nms"))
     monkeypatch.setattr(torch.ops, "torchvision", object(), raising=False)

@@ -171,7 +171,7 @@ def fit_added_layer(folder: Path) -> dict[str, Tensor]:
 
 
 class SteadyHead(UncertaintyHead):
-    """Normalises by the statistics that it begins with, in training too: those of a part are not those of a batch."""
+    """A head that always normalises by its initial statistics, because a part of a batch has other statistics."""
 
     def train(self, mode: bool = True) -> "SteadyHead":
         return super().train(False)

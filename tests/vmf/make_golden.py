@@ -1,7 +1,7 @@
 """Writes tests/vmf/golden.json: von Mises-Fisher quantities to 20 digits, from mpmath with 60 digits.
 
-I_v is summed from its power series where that is short (kappa up to 3e4) and from Hankel's expansion with guard digits
-beyond: neither shares a step with `lam.vmf.bessel`. The caps come from quadrature of the density of the polar angle.
+For kappa up to 3e4, I_v is a sum of its power series; beyond, it comes from Hankel's expansion with guard digits.
+Neither shares a step with `lam.vmf.bessel`. The caps come from quadrature of the density of the polar angle.
 
 Run: python tests/vmf/make_golden.py
 """
@@ -31,7 +31,7 @@ def log_scaled_bessel(order: mp.mpf, kappa: mp.mpf) -> mp.mpf:
 
 
 def hankel_sum(order: mp.mpf, kappa: mp.mpf) -> mp.mpf:
-    """sum_k (-1)^k a_k(order) / kappa^k, whose neglected part is of the order of exp(-2 kappa)."""
+    """sum_k (-1)^k a_k(order) / kappa^k; the error is of the order of exp(-2 kappa)."""
     term, total, k = mp.mpf(1), mp.mpf(1), 0
     while abs(term) > mp.eps:
         k += 1

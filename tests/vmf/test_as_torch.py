@@ -1,4 +1,4 @@
-"""The von Mises-Fisher distribution as a distribution of torch: moments, divergence, and what it composes with."""
+"""The von Mises-Fisher distribution as a distribution of torch: moments, divergence and compositions."""
 
 import math
 from typing import Any
@@ -140,7 +140,7 @@ class TestDivergence:
         assert_close(kl_divergence(vmf, uniform), uniform.entropy() - vmf.entropy())
 
     def test_gradients(self) -> None:
-        """By finite differences, in all four parameters."""
+        """Against finite differences, for all four parameters."""
         loc = torch.randn(2, 5, dtype=torch.float64, generator=generator()).requires_grad_()
         kappa = torch.tensor([2.0, 30.0], dtype=torch.float64, requires_grad=True)
 

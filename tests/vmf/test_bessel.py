@@ -110,7 +110,7 @@ class TestAgainstGolden:
         assert_close(bessel_ratio_derivative(dimension, zero).item(), 1 / dimension, rtol=1e-15, atol=0)
 
     def test_no_jump_in_slope(self, dimension: int) -> None:
-        """The slope over neighbouring steps, against what its own derivative allows."""
+        """The slope changes between neighbouring steps only as much as its own derivative allows."""
         kappa = torch.logspace(-6, 8, 4001, dtype=torch.float64)
         log_kappa_slope = kappa * bessel_ratio_derivative(dimension, kappa)  # dA / dlog kappa
         ratio = bessel_ratio(dimension, kappa)

@@ -1,4 +1,4 @@
-"""The von Mises-Fisher distribution: golden values, laws of its sampler, and what bad input gets."""
+"""The von Mises-Fisher distribution: golden values, laws of its sampler, and errors."""
 
 import math
 

@@ -163,7 +163,7 @@ class TestFloat32AgainstFloat64:
     @pytest.mark.parametrize("weighted", [False, True])
     @pytest.mark.parametrize(("n_samples", "kappa"), [(30_001, 1e6), (100_000, 3.0)])
     def test_many_samples(self, n_samples: int, kappa: float, weighted: bool) -> None:
-        """A float32 sum over as many is off by 5e-4, and says that correct samples were no unit vectors."""
+        """A plain float32 sum of these samples would have an error of 5e-4, and unit vectors would be rejected."""
         samples = on_one_axis(3, torch.tensor([kappa], dtype=torch.float64)).sample((n_samples,), generator=generator())
         weights = torch.rand(n_samples, 1, generator=generator(1)) if weighted else None
         wide = VonMisesFisher.fit(samples, weights=weights)

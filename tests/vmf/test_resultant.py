@@ -1,4 +1,4 @@
-"""The mean resultant length of projected Gaussian samples, which are never formed."""
+"""The mean resultant length of projected Gaussian samples, without an array of the samples."""
 
 import numpy as np
 import pytest

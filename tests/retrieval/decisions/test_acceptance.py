@@ -93,7 +93,7 @@ def test_the_probability_is_that_of_the_answer_and_its_scores_are_out_of_fold() 
 
 
 def _split(n: int, *telling: str, apart: float = 3.0, seed: int = 0) -> Evidence:
-    """Evidence of n queries, half of them right; scores in `telling` are higher for all searches without a right hit."""
+    """Evidence of n queries, half of them right; scores in `telling` are higher if the first hit is not right."""
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randn(3, len(NAMES), n, generator=generator, dtype=torch.float64)
     asked, no_match, strangers = (dict(zip(NAMES, kind, strict=True)) for kind in draw)

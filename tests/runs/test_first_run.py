@@ -42,7 +42,7 @@ def table(path: Path) -> Path:
 
 
 def messages(root: Path, *words: str) -> list[str]:
-    """Messages of the command line about a run, without progress bars."""
+    """Warnings and notes of the command line about a run."""
     command = [sys.executable, "-m", "lam", "run", *words, f"--output={root / 'run'}", "--quiet"]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False

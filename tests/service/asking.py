@@ -1,4 +1,4 @@
-"""Requests to the application, without a server between."""
+"""Requests to the application, without a server."""
 
 import asyncio
 import base64
@@ -23,7 +23,7 @@ JSON = {"content-type": "application/json"}
 
 
 def create_app(engine: Engine, *, keys: Keys | None = None, log: Any = None) -> Limits:
-    """The application of one run, whose reload reads the calibration alone."""
+    """The application of one run; its reload reads only the calibration."""
 
     async def reload() -> Engine:
         await asyncio.to_thread(engine.recalibrate)
@@ -55,7 +55,7 @@ def base64_of(numbers: Any, kind: str = "<f4") -> str:
 
 
 def refused(response: Any, status: int) -> str:
-    """The sentence of a refusal, once it is one as it should be."""
+    """The error message of a refusal, after a check of its form."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     found = response.json()
@@ -69,10 +69,10 @@ def refused(response: Any, status: int) -> str:
 def alike(found: Any, wanted: Any) -> bool:
     """Whether two answers are equal up to rounding.
 
-    The network rounds a batch of float32 in another order, as does Milvus its cosines; a probability may be steep.
+    The network sums batches of float32 in another order, and so does Milvus; a probability may amplify the difference.
     """
     if isinstance(wanted, dict):
-        names = wanted.keys() - {"answer_id", "promise"}  # of each answer alone
+        names = wanted.keys() - {"answer_id", "promise"}  # different in each answer
         return found.keys() == wanted.keys() and all(alike(found[name], wanted[name]) for name in names)
     if isinstance(wanted, list):
         return len(found) == len(wanted) and all(map(alike, found, wanted))

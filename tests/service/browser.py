@@ -34,7 +34,7 @@ _KEYS = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "
 
 
 class Browser:
-    """One tab; what goes wrong in it is kept in `complaints`."""
+    """One tab; `complaints` collects its errors."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -86,7 +86,7 @@ class Browser:
             time.sleep(0.02)
 
     def text(self, selector: str) -> str:
-        """What an element says."""
+        """The text of an element."""
         return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def choose(self, selector: str, *files: Path) -> None:
@@ -142,7 +142,7 @@ class Browser:
 @contextlib.contextmanager
 def browsing(profile: Path) -> Iterator[Browser]:
     """Start Chromium with a new profile, and end it; without Chromium, skip the test."""
-    if CHROMIUM is None:  # `make test` needs Python and make alone; only a browser runs the page's scripts
+    if CHROMIUM is None:  # `make test` needs only Python and make; only a browser runs the page's scripts
         pytest.skip("the page's scripts need a browser: apt-get install chromium")
     (their_read, our_write), (our_read, their_write) = os.pipe(), os.pipe()
     arguments = [str(CHROMIUM), *_FLAGS, f"--user-data-dir={profile}"]

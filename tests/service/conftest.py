@@ -27,7 +27,7 @@ SMALL = ServiceSettings(
 
 @pytest.fixture(scope="session")
 def calibrated_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished run with thresholds at ten percent, which its 60 items can promise; tests must not change it."""
+    """The finished run with targets of ten percent, for which its 60 items suffice; tests must not change it."""
     folder = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("calibrated") / "run"))
     with unrendered_pictures():
         calibrate_run(
@@ -48,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of an engine over each index that their module names as `INDEXES`."""
     indexes = getattr(metafunc.module, "INDEXES", None)
     if "index" in metafunc.fixturenames and indexes is not None:
-        if "engine" in metafunc.fixturenames:  # which may write
+        if "engine" in metafunc.fixturenames:  # `engine` may write
             indexes = CONTRACTS
         metafunc.parametrize("index", indexes, indirect=True, scope="module")
 
@@ -81,7 +81,7 @@ def writer(calibrated_run: Path, index: str, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def shared_engine(writer: Engine, index: str) -> Iterator[Engine]:
-    """One engine for tests that add what nobody else looks at."""
+    """One engine for tests whose additions do not affect other tests."""
     if index == "replica":
         address = writer.gallery.index.factory
         with closing(Engine(writer.run.folder, SMALL, index=address, replica=True)) as opened:
@@ -101,7 +101,7 @@ def calibrated_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibrated run of questions and answers; tests must not change it."""
     folder = tmp_path_factory.mktemp("texts")
     with unrendered_pictures():
-        text_run(folder / "run", faq(folder / "faq.json"), "--method.tune=none")  # of so few words votes know nothing
+        text_run(folder / "run", faq(folder / "faq.json"), "--method.tune=none")  # votes are useless for so few words
         calibrate_run(folder / "run", CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
     return folder / "run"
 

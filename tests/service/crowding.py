@@ -1,4 +1,4 @@
-"""Connections that do no good, from a process of their own, of one address of this machine or of several.
+"""Harmful connections from a separate process, from one or several addresses of this machine.
 
 python -m tests.service.crowding PORT WAY COUNT SECONDS ADDRESSES
 """
@@ -29,11 +29,11 @@ _FIRST = {
     "pings": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0",
 }
 _LATER = {"dripped": b"x", "pings": b"\0\0\x08\6\0\0\0\0\0" + b"12345678"}  # once a second
-KEPT_READING = 4096  # bytes that may lie unread at a client that does not read
+KEPT_READING = 4096  # bytes that may wait at a client that does not read
 
 
 def opened(port: int, way: str, address: str) -> socket.socket:
-    """A connection that has sent what it sends first."""
+    """A connection that has sent its first bytes."""
     connection = socket.socket()
     connection.settimeout(5)
     try:
@@ -49,7 +49,7 @@ def opened(port: int, way: str, address: str) -> socket.socket:
 
 
 def closing(port: int, addresses: Iterator[str], rate: int, seconds: float) -> Counter[str]:
-    """New connections at a rate a second, or as fast as they are answered, each closed without saying so before."""
+    """Open connections at a rate per second, or as fast as they are answered, and close each without warning."""
     outcomes: Counter[str] = Counter()
     due = time.monotonic()
     until = due + seconds
@@ -65,7 +65,7 @@ def closing(port: int, addresses: Iterator[str], rate: int, seconds: float) -> C
 
 
 def keeping(port: int, way: str, addresses: Iterator[str], count: int, seconds: float) -> Counter[str]:
-    """So many connections that stay, all opened within half of the time; what is closed is opened anew."""
+    """Keep `count` connections open, all opened within half of the time; closed ones are opened again."""
     outcomes: Counter[str] = Counter()
     until, kept, pause = time.monotonic() + seconds, list[socket.socket](), seconds / (2 * count)
     while time.monotonic() < until:

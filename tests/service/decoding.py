@@ -1,6 +1,6 @@
-"""What it takes to read images that somebody sent: python -m tests.service.decoding FILE...
+"""The cost of reading untrusted images: python -m tests.service.decoding FILE...
 
-Of each a line of JSON: the status, the most bytes that the process held beyond what it had, the processor's seconds.
+For each, a line of JSON: the status, the additional bytes of memory at the peak, and the processor seconds.
 """
 
 import json
@@ -35,7 +35,7 @@ def memory(name: str) -> int:
 if __name__ == "__main__":
     for file in sys.argv[1:]:
         body = Path(file).read_bytes()
-        Path("/proc/self/clear_refs").write_text("5")  # the most that it held is what it holds
+        Path("/proc/self/clear_refs").write_text("5")  # the peak equals the present use
         before, started = memory("VmRSS"), time.thread_time()
         answered = status(body)
         print(json.dumps([answered, memory("VmHWM") - before, time.thread_time() - started]))

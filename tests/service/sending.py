@@ -1,4 +1,4 @@
-"""The same request several times at once, from a process of its own: what was answered, as JSON.
+"""Send a request several times at once, from a separate process, and print the answers as JSON.
 
 python -m tests.service.sending PORT METHOD PATH CONTENT_TYPE FILE COUNT
 """

@@ -37,7 +37,7 @@ class Served:
     seconds: float = math.inf  # until it was ready
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Any = PNG) -> tuple[int, dict[str, Any]]:
-        """One request on a connection of its own."""
+        """Send a request on a new connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body, headers)
@@ -47,7 +47,7 @@ class Served:
             connection.close()
 
     def ids(self, headers: Any = PNG) -> list[str]:
-        """Of all items."""
+        """Ids of all items."""
         found, after = list[str](), ""
         while after is not None:
             _, page = self.ask("GET", f"/v1/items?limit=1000&after={after}", headers=headers)
@@ -55,17 +55,17 @@ class Served:
         return found
 
     def memory(self) -> int:
-        """Bytes that it holds."""
+        """Bytes of memory in use."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
     def files(self) -> int:
-        """How many it has open."""
+        """Number of open files."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
 
 def until(holds: Callable[[], object], *, seconds: float = 20.0) -> None:
-    """Wait until something holds, which must be so within some seconds."""
+    """Wait until a condition holds; fail after some seconds."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -74,7 +74,7 @@ def until(holds: Callable[[], object], *, seconds: float = 20.0) -> None:
 
 @contextlib.contextmanager
 def at_once(jobs: Iterable[Callable[[], object]]) -> Iterator[None]:
-    """Do jobs beside the block, each in a thread of its own, and wait for their ends."""
+    """Do jobs during the block, each in its own thread, and wait until they end."""
     threads = [threading.Thread(target=job) for job in jobs]
     for thread in threads:
         thread.start()
@@ -86,20 +86,20 @@ def at_once(jobs: Iterable[Callable[[], object]]) -> Iterator[None]:
 
 
 def items_in(run: Path) -> list[Item]:
-    """Items of a run that nobody serves, each row checked."""
+    """Items of a run that is not served, after a check of each row."""
     with contextlib.closing(ItemStore(run / GALLERY / FILE)) as store:
         assert store.check() == []
         return [item for _, item in store.items_by_key()]
 
 
 class Watch:
-    """What is seen of a process from outside while something is done to it.
+    """Measurements of a process from outside, during the block.
 
     Attributes:
-        seconds: that `/v1/health` took, on a connection of its own each time.
-        answers: what came of it.
-        grown: the most bytes that the process held beyond those at the beginning.
-        logged: bytes that were logged.
+        seconds: durations of `/v1/health`, each on a new connection.
+        answers: counts of the answers.
+        grown: greatest growth of memory since the start, in bytes.
+        logged: bytes of new log lines.
     """
 
     def __init__(self, found: Served) -> None:
@@ -122,11 +122,11 @@ class Watch:
         self.logged = self._found.log.stat().st_size - self._logged_before
 
     def p99(self) -> float:
-        """Seconds within which 99 of 100 were answered."""
+        """The 99 % quantile of the durations, in seconds."""
         return sorted(self.seconds)[int(0.99 * len(self.seconds))]
 
     def told(self) -> dict[str, Any]:
-        """In milliseconds, MiB and bytes, for a record."""
+        """The measurements in milliseconds, MiB and bytes, for a record."""
         return {
             "health": dict(self.answers),
             "health_p99_ms": round(1000 * self.p99(), 1),
@@ -151,7 +151,7 @@ class Watch:
 
 
 def large_run(run: Path, count: int, dimension: int) -> Path:
-    """A run of the demo with that many random items beside its own."""
+    """A run of the demo with `count` random items in addition to its own."""
     few = ("--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=8")
     assert main(["demo", "--quiet", f"--output={run}", f"--network.dimension={dimension}", *few]) == 0
     draw = np.random.default_rng(0)
@@ -173,10 +173,10 @@ def started(
     """Start a module that serves a run, and kill it at the end of the block; gives process, address and log.
 
     Args:
-        module: its name and what stands before the folder.
+        module: name of the module, and arguments before the folder.
         run: the folder.
-        files: how many it may have open.
-        environment: beside that of the tests.
+        files: limit on open files.
+        environment: further environment variables.
     """
     few = [] if files is None else ["bash", "-c", f'ulimit -n {files} && exec "$@"', "bash"]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
@@ -201,7 +201,7 @@ def started(
 
 @contextlib.contextmanager
 def served(run: Path, *module: str, files: int | None = None, **environment: str) -> Iterator[Served]:
-    """Serve a run, under short limits unless by another module, once it is ready; otherwise as `started`."""
+    """A process that serves a run, once it is ready; by default with short limits. Arguments as in `started`."""
     begun, module = time.monotonic(), module or ("tests.service.serve_quickly",)
     with started(*module, run=run, files=files, **environment) as (process, address, log):
         found = Served(process, int(address.rpartition(":")[2]), log)

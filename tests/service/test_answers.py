@@ -1,4 +1,4 @@
-"""What is said of a query and of a pair: each number and word of it is of the calibration in force for just them."""
+"""Answers to queries and pairs: all their numbers and words come from the present calibration."""
 
 import json
 from dataclasses import replace
@@ -111,7 +111,7 @@ NO_HITS = Hits(torch.empty(1, 0, dtype=torch.int64), torch.empty(1, 0), torch.em
 
 
 def surest(engine: Engine, made: Calibration) -> Query:
-    """A query that is an item of the gallery, and as sure as can be."""
+    """A query that equals an item of the gallery, with a very large κ."""
     (item,) = stored(engine.gallery, limit=1)
     greatest = -made.detector.conformal_scores("kappa").scores.min().item()
     return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * greatest))
@@ -136,7 +136,7 @@ def test_thresholds_are_those_in_force_for_the_query(
 
 @pytest.mark.parametrize("flag", ["kappa", "knn", "combined", "cosine"])
 def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image: Query, flag: Any) -> None:
-    """What is flagged by its hits is flagged by something else where there are none, on another scale."""
+    """Without hits, another flag on another scale replaces a flag by hits."""
     for query in (image, replace(image, features=None)):
         answer = answer_of(Responder(replace(made, flag=flag), 3), query, NO_HITS, {})
         in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
@@ -166,7 +166,7 @@ def test_hits_are_accepted_in_a_match_alone(shared_engine: Engine, made: Calibra
 
 
 def accepting_all(made: Calibration, above: float = -2.0) -> Calibration:
-    """A calibration whose thresholds are all this."""
+    """A calibration whose accept thresholds are all `above`."""
     strangers = torch.full((99,), above, dtype=torch.float64)
     acceptances = [replace(one, false_accepts=ConformalScores.of(strangers)) for one in made.acceptances]
     return replace(made, acceptances=tuple(acceptances))
@@ -270,7 +270,7 @@ def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query)
 
 @pytest.fixture(scope="module")
 def doubting(calibrated_run: Path) -> Run:
-    """The run, its encoder with what it learnt of ambiguity."""
+    """The run, with an encoder that has learnt its ambiguity."""
     run = Run(calibrated_run)
     run.encoder.learn_ambiguity(loader_of(datasets.load("digits").validation, batch_size=300), seed=0)
     return run

@@ -1,4 +1,4 @@
-"""The application as a whole: what it says of itself, what bad requests get, and what it does when a part fails."""
+"""The application as a whole: its description, answers to bad requests, and failures of parts."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def test_the_state_is_told(client: TestClient, shared_engine: Engine) -> None:
 def test_versions_are_told_whichever_faiss_is_installed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def version_of(name: str) -> str:
         if name.startswith("faiss"):
-            raise PackageNotFoundError(name)  # faiss-gpu in the place of faiss-cpu, or the reverse
+            raise PackageNotFoundError(name)  # faiss-gpu instead of faiss-cpu, or vice versa
         return version(name)
 
     monkeypatch.setattr("lam.service.routes.state.version", version_of)

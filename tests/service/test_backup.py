@@ -2,8 +2,8 @@
 
 The contract is that of snapshots in Qdrant's documentation. Creating one is synchronous and answers with name, time of
 creation, size and checksum. It holds the configuration and all items of its moment, and nothing later. The service goes
-on meanwhile. Several live side by side. What is recovered from one answers as the original did then. A checksum finds a
-copy that was altered, before it is used. lam adds: once answered, a copy is on disk and checked; else there is none.
+on meanwhile. Several snapshots can exist. A service restored from one answers as the original did then. A checksum
+detects an altered copy before use. lam adds: after the answer, the copy is on disk and checked; otherwise none exists.
 """
 
 import http.client
@@ -152,13 +152,13 @@ def test_a_folder_of_the_run_that_is_a_link_is_copied(served_run: Path, tmp_path
 
 @dataclass
 class Traffic:
-    """Items that come and go, and searches, until the process ends.
+    """Additions and deletions of items, and searches, until the process ends.
 
     Attributes:
         found: the process.
-        asked, acknowledged, deleted: ids that were sent, answered by 201, and sent to be deleted.
+        asked, acknowledged, deleted: ids in requests to add, in answers 201, and in requests to delete.
         searched: number of answered searches.
-        failed: other answers to searches than 200 and 503.
+        failed: answers to searches except 200 and 503.
     """
 
     found: Served
@@ -190,7 +190,7 @@ class Traffic:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Within the context, traffic; the process must end within it."""
+        """Traffic within the context; the process must end within the context."""
         jobs = [partial(self.add, f"{name}-{worker}") for worker in range(3)] + [self.search]
 
         def until_the_end(job: Callable[[], None]) -> None:
@@ -206,12 +206,12 @@ class Traffic:
 
 @dataclass
 class Backups:
-    """Backups of a run beside traffic, with what each must hold at least and may hold at most.
+    """Backups of a run during traffic, with the ids that each must hold, and may hold.
 
     Attributes:
         run: the run.
-        traffic: what changes its items.
-        finished: folder, ids acknowledged before it began and not deleted, and ids that were sent until its end.
+        traffic: changes of the run's items.
+        finished: folder, ids that were acknowledged before its start and not deleted, and all ids sent before its end.
     """
 
     run: Path
@@ -225,7 +225,7 @@ class Backups:
         self.finished += [(folder, before, set(self.traffic.asked)) for folder in folders]
 
     def by_route(self) -> float:
-        """Make one by the service; the seconds that it took."""
+        """Make a backup by the service; returns the seconds."""
         folders, begun = list[Path](), time.monotonic()
         with self._noting(folders):
             status, answer = self.traffic.found.ask("POST", "/v1/backup")
@@ -234,7 +234,7 @@ class Backups:
         return time.monotonic() - begun
 
     def by_command(self, name: str, kill_after: float | None = None) -> None:
-        """Make one by the command, in a process that may be killed some seconds after it has begun to copy."""
+        """Make a backup by the command; its process may be killed some seconds after the copy begins."""
         copy = self.run.with_name(name)
         with self._noting(folders := [copy]):
             command = [sys.executable, "-m", "lam", "backup", str(self.run), str(copy)]
@@ -249,10 +249,10 @@ class Backups:
 
 
 def backups_lose_nothing(run: Path, png: bytes, kills: int) -> dict[str, int]:
-    """Back up by route and by command while items come and go, and kill the service, or the command and then it.
+    """Back up by route and by command during traffic, and kill the service, or first the command.
 
-    Each finished backup is whole, holds whatever was acknowledged before it began and not deleted since, and nothing
-    that nobody sent; one of each turn is served. A killed one leaves only a folder with a temporary name.
+    Each finished backup is complete: it holds all items that were acknowledged before its start and not deleted since,
+    and only items that were sent. One backup of each round is served. A killed one leaves only a temporary folder.
     """
     draw, counts = random.Random(0), {"kills": kills, "added": 0, "searched": 0, "backups": 0, "cut": 0}
     body = json.dumps(embedding(Run(run).encoder.dimension)).encode()
@@ -308,7 +308,7 @@ def test_many_backups_under_load_lose_nothing(served_run: Path, png: bytes, reco
 
 
 def test_a_copy_of_the_database_alone_may_be_torn_where_a_backup_is_not(served_run: Path, tmp_path: Path) -> None:
-    """A plain copy of the file lacks what is in the log: the reason for the command."""
+    """A plain copy of the file lacks the items in SQLite's log. Therefore the command exists."""
     with closing(Engine(served_run)) as engine:
         client_of(engine).post("/v1/items", json=embedding(engine.gallery.dimension, id="in-the-log"))
         back_up(served_run, tmp_path / "backup")

@@ -1,4 +1,4 @@
-"""Batches of queries: each is answered as it is alone, and a bad one stops no other."""
+"""Batches of queries: each gets the same answer as alone, also if another one is bad."""
 
 import base64
 import json

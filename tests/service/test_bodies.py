@@ -1,4 +1,4 @@
-"""What a body in JSON may cost: little beside an embedding, and images of a pair alone may be large."""
+"""The cost of a body in JSON: only embeddings and images may be large."""
 
 import base64
 import json
@@ -87,7 +87,7 @@ def test_what_is_long_beside_its_images_is_refused(name: str) -> None:
 
 
 def test_lists_that_another_encoding_hides_are_refused() -> None:
-    """Where U+2200 has the byte of a quote."""
+    """In UTF-16, U+2200 contains the byte of a quote."""
     hidden = ('{"first": "\u2200", "second": ' + LISTS + ', "third": "\u2200"}').encode("utf-16-be")
     with pytest.raises(Refusal, match="not valid JSON|too many values"):
         pair_of(hidden, LIMITS)

@@ -1,4 +1,4 @@
-"""Folders as people bring them, from `lam run` to an answer of the service, without an edit by hand."""
+"""Typical folders of users, from `lam run` to an answer of the service, without changes by hand."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from tests.text_runs import TOPICS
 pytestmark = [
     pytest.mark.long,
     pytest.mark.usefixtures("unrendered"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # what is left out, and rates that so few items can promise
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # notes on files left out, and on rates for few items
 ]
 needs_network = pytest.mark.skipif(photographs.why_missing() is not None, reason="the extra images is not installed")
 

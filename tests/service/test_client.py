@@ -23,7 +23,7 @@ GENERATOR = "openapi-python-client"
 
 @pytest.fixture(scope="module")
 def schema(shared_engine: Engine) -> dict[str, Any]:
-    """What is published."""
+    """The published schema."""
     return client_of(shared_engine).get("/openapi.json").json()
 
 
@@ -45,7 +45,7 @@ def test_every_operation_has_a_short_id(schema: dict[str, Any]) -> None:
 
 
 def test_every_model_is_a_component(schema: dict[str, Any]) -> None:
-    """Every reference resolves; models, and unions of them, stand nowhere else."""
+    """Every reference resolves; models and their unions are only in the components."""
     components = schema["components"]["schemas"]
     for node in nodes(schema):
         if "$ref" in node:

@@ -1,4 +1,4 @@
-"""Connections, over TCP: how long a client may keep one, how many there may be, and which gives way."""
+"""Connections over TCP: their deadlines, their caps, and which one is closed at a cap."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Served:
-    """A server in this loop, whose application answers at once, with much, or when it is let."""
+    """A server in this event loop; its application answers at once, with a large body, or after `let` is set."""
 
     def __init__(self, settings: ServiceSettings, most: int) -> None:
         self.connections = OpenConnections(most, settings.client_connections)
@@ -85,7 +85,7 @@ def serve(test: Callable[[Served], Coroutine[Any, Any, None]], *, most: int = 10
 
 
 def beside(**options: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Make a test of a coroutine that takes a server first, by `serve`."""
+    """A decorator that turns a coroutine with a server as first argument into a test, by `serve`."""
 
     def made(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         @functools.wraps(test)
@@ -100,7 +100,7 @@ def beside(**options: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]
 
 
 async def status(client: Client) -> int:
-    """Of the next answer, whose headers alone are read; 0 where the connection was closed."""
+    """Status of the next answer, from its headers; 0 if the connection was closed."""
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         head = await asyncio.wait_for(client[0].readuntil(b"\r\n\r\n"), 5)
         return int(head.split()[1])
@@ -165,7 +165,7 @@ async def test_nothing_is_kept_of_a_connection_that_its_client_resets(served: Se
 @pytest.mark.parametrize(("first", "drip"), [(b"", b""), (b"GET /v1", b"x"), (GET % b"/v1/x", b"")])
 @beside()
 async def test_headers_must_come_in_time(served: Served, first: bytes, drip: bytes) -> None:
-    """Whether nothing comes, they drip, or no second request follows."""
+    """Also if no byte comes, if bytes come slowly, or if no second request follows."""
     begun = time.monotonic()
     _, writer = await served.client(first)
     while len(served.connections) and time.monotonic() - begun < 5:
@@ -189,7 +189,7 @@ async def test_an_answer_must_be_read_in_time(served: Served, requests: int) -> 
 def test_what_is_not_answered_when_the_server_ends_is_no_failure(
     first: bytes, answer: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether it is not read, has not come, or is not made."""
+    """The answer is not read, the request is incomplete, or the answer is not ready."""
     monkeypatch.setattr("lam.service.server._GRACE", 0.1)
 
     async def unanswered(served: Served) -> None:
@@ -206,14 +206,14 @@ def test_what_is_not_answered_when_the_server_ends_is_no_failure(
 
 @beside(max_held=2 * BIG + 1000, write_seconds=60.0)
 async def test_clients_that_do_not_read_take_no_memory_from_others(served: Served) -> None:
-    """Where answers that nobody reads fill what may be held, the one that was left alone for longest is given up."""
+    """If unread answers fill the allowed memory, the answer that waits longest is dropped."""
     *_, good = [await served.client(GET % path) for path in [b"/v1/big"] * 5 + [b"/v1/x"]]
     assert await status(good) == 200
     assert len(served.connections) == 3  # the last two that do not read, and the one that does
 
 
 def test_the_system_keeps_little_of_what_is_not_read() -> None:
-    """Megabytes a connection, of a thousand connections, would be gigabytes that count nowhere."""
+    """Megabytes for each of a thousand connections would be gigabytes that no limit counts."""
     with _bound("127.0.0.1", 0) as listener, socket.socket() as client:
         listener.listen()
         client.connect(listener.getsockname())
@@ -226,7 +226,7 @@ def test_the_system_keeps_little_of_what_is_not_read() -> None:
 
 
 def _taken(sender: socket.socket) -> int:
-    """Bytes that can be sent while nobody reads."""
+    """Number of bytes that can be sent while the receiver does not read."""
     taken = 0
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -259,7 +259,7 @@ async def test_requests_one_after_another_and_at_once_are_answered(served: Serve
 
 @beside()
 async def test_an_answer_in_two_pieces_does_not_wait_for_the_client(served: Served) -> None:
-    """With Nagle's algorithm the second waits until the client acknowledges the first, which systems do late."""
+    """With Nagle's algorithm, the second piece would wait for the client's acknowledgement, which comes late."""
     client = await served.client()
     begun = time.monotonic()
     for _ in range(50):
@@ -272,7 +272,7 @@ async def test_an_answer_in_two_pieces_does_not_wait_for_the_client(served: Serv
 @beside(most=3, header_seconds=5.0)
 async def test_the_one_left_alone_for_longest_gives_way(served: Served) -> None:
     at_work, first, second = await served.client(GET % b"/v1/work"), *[await served.client() for _ in range(2)]
-    first[1].write(b"GET /v1/x HTTP/1.1\r\n")  # which makes the second the one that was left alone
+    first[1].write(b"GET /v1/x HTTP/1.1\r\n")  # so the second one waits longest
     await asyncio.sleep(0.05)
     third = await served.client(GET % b"/v1/x")
     assert (await status(third), await status(second)) == (200, 0)
@@ -292,7 +292,7 @@ async def test_who_sends_half_a_body_or_does_not_read_gives_way_too(served: Serv
 @pytest.mark.parametrize(("size", "count", "taken"), [(1, 60, True), (1, 40_000, False), (1000, 4000, True)])
 @beside()
 async def test_a_body_of_very_many_small_chunks_is_refused(served: Served, size: int, count: int, taken: bool) -> None:
-    """Of one byte each they took seconds a megabyte, in which nobody else was answered."""
+    """Chunks of one byte would take seconds per megabyte, without answers to other clients."""
     head = b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     begun = time.monotonic()
     client = await served.client(head + (b"%x\r\n%s\r\n" % (size, b"x" * size)) * count + b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Pages of other sites: which may ask, and what they may read."""
+"""Pages of other sites: allowed origins and readable headers."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests that cost more than they weigh, one and eight at once: they hold nobody up, and take little memory."""
+"""Small requests that cost much work, one and eight at once: others do not wait, and memory stays small."""
 
 import base64
 import json
@@ -22,14 +22,14 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Cost:
-    """A request, and what may be answered.
+    """A request, and its allowed answers.
 
     Attributes:
-        path: where it goes.
+        path: its path.
         kind: its content type.
-        body: makes its body.
-        answers: one of these.
-        read: whether all of the body is read, and is there as it came, as text and as images.
+        body: function that returns its body.
+        answers: allowed statuses.
+        read: whether the whole body is read, and is in memory as bytes, as text and as images.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Cost:
 
 
 def lists(name: str) -> bytes:
-    """As much JSON as a body may have, of lists."""
+    """A body of lists in JSON, with the maximum size."""
     return f'{{"{name}":['.encode() + b"[]," * 3_300_000 + b"[]]}"
 
 
@@ -85,14 +85,14 @@ COSTS = {
 
 @pytest.fixture(scope="module")
 def found(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Once everything was done once, as memory that was taken is not always given back."""
+    """A process that has answered each request once, because first uses keep memory."""
     run = Path(shutil.copytree(calibrated_run, tmp_path_factory.mktemp("costs") / "run"))
     with served(run, "lam", "serve", MALLOC_ARENA_MAX="2") as found:
         yield found
 
 
 def sent_at_once(found: Served, cost: Cost, file: Path, *, count: int) -> "subprocess.Popen[str]":
-    """A process that sends a request several times, and prints what was answered."""
+    """A process that sends a request several times, and prints the answers."""
     command = [sys.executable, "-m", "tests.service.sending", str(found.port), "POST", cost.path, cost.kind, str(file)]
     return subprocess.Popen([*command, str(count)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 

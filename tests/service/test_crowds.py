@@ -1,4 +1,4 @@
-"""A process that serves while another opens more connections than it may have files, in each way that does harm."""
+"""A service whose clients open more connections than its limit on files, in each harmful way."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def dimension_of(found: Served) -> int:
 
 @contextlib.contextmanager
 def few_files(calibrated_run: Path, folder: Path, files: int) -> Iterator[Served]:
-    """A run, served with a key as `lam serve` does, by a process that may open few files; a page of it is large."""
+    """A run, served by `lam serve` with a key and a low limit on files; a page of its items is large."""
     run = Path(shutil.copytree(calibrated_run, folder / "run"))
     with served(run, "lam", "serve", files=files, LAM_API_KEY="key") as found:
         body = embedding(dimension_of(found), metadata={"text": "x" * 16000})
@@ -53,7 +53,7 @@ def few(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def crowd(found: Served, way: str, *, count: int, seconds: float, addresses: int = 1) -> Counter[str]:
-    """Keep so many connections in some way, or close so many new ones a second; what came of them."""
+    """Keep `count` connections in one way, or close `count` new ones per second; returns counts of outcomes."""
     processes = 4 if way == "closed" and count > 1000 else 1
     arguments = (found.port, way, count // processes, seconds, addresses)
     command = [sys.executable, "-m", "tests.service.crowding", *map(str, arguments)]
@@ -63,10 +63,10 @@ def crowd(found: Served, way: str, *, count: int, seconds: float, addresses: int
 
 
 class Good:
-    """A client that does no harm: searches, and items that are added, and deleted again, while the block lasts.
+    """A good client, which searches, and adds and deletes items, during the block.
 
     Attributes:
-        stored: the ids that must be there in the end.
+        stored: ids that must exist at the end.
     """
 
     def __init__(self, found: Served) -> None:
@@ -85,7 +85,7 @@ class Good:
         self._thread.join()
 
     def told(self) -> dict[str, Any]:
-        """In milliseconds, for a record."""
+        """The answers, with durations in milliseconds, for a record."""
         seconds = sorted(self._seconds)
         return {"good": dict(self._answers), "good_p99_ms": round(1000 * seconds[int(0.99 * len(seconds))], 1)}
 
@@ -110,14 +110,14 @@ class Good:
 
 
 def lets_go(found: Served, before: int) -> float:
-    """Seconds until the process has no more files open than before, but for a few."""
+    """Seconds until the process has at most three more open files than before."""
     begun = time.monotonic()
     until(lambda: found.files() <= before + 3)
     return time.monotonic() - begun
 
 
 def left_alone(found: Served) -> float:
-    """Seconds within which 99 of 100 are answered when nobody else asks."""
+    """The 99 % quantile of the durations of health checks without other requests, in seconds."""
     with Watch(found) as watch:
         time.sleep(3)
     return watch.p99()
@@ -149,12 +149,12 @@ def test_a_crowd_of_1100_shuts_nobody_out(
     assert set(watch.answers) == {"200"}, outcomes
     assert watch.p99() < alone + 0.05
     assert watch.logged < 10**6
-    assert watch.grown < (384 if way == "unread" else 64) * 2**20  # what is not read counts as held
+    assert watch.grown < (384 if way == "unread" else 64) * 2**20  # unread bytes count as memory
     assert told["let_go_seconds"] < 1.0
 
 
 def amid(found: Served, folder: Path, *, seconds: float, round_seconds: float, count: int) -> dict[str, Any]:
-    """Ask for what is good while crowds and costly bodies come by turns; what came of all of it."""
+    """Send good requests while crowds and costly bodies alternate; returns all measurements."""
     bad, rounds, end = Counter[str](), 0, time.monotonic() + seconds
     costs, before = list(COSTS.values()), found.files()
     with Watch(found) as watch, Good(found) as good:

@@ -1,4 +1,4 @@
-"""Items added over HTTP: what is said and refused of uncertain images, and images that become one item."""
+"""Items added over HTTP: uncertain images, and fused images."""
 
 import concurrent.futures
 import time
@@ -33,7 +33,7 @@ def test_uncertain_items_are_kept_and_told(engine: Engine) -> None:
     hits = {hit["id"]: hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]}
     assert hits == {"uncertain": True, "good": False}
     made = engine.responder.calibration
-    # what is uncertain is told by the calibration in force when asked
+    # the present calibration decides whether an item is uncertain
     engine.searches.responder = Responder(None, engine.responder.dimension)
     assert client.get("/v1/items/uncertain").json()["uncertain"] is None
     assert {hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]} == {None}

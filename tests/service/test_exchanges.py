@@ -1,4 +1,4 @@
-"""Runs that are exchanged while requests come: by route and by SIGHUP, in processes and between two requests."""
+"""Exchanges of runs during requests: by route and by SIGHUP, in processes and between two requests."""
 
 import asyncio
 import contextlib
@@ -36,14 +36,14 @@ from tests.service.serving import Served, Watch, at_once, items_in, large_run, s
 
 
 def point(link: Path, folder: Path) -> None:
-    """Let a link lead elsewhere, at once."""
+    """Change the target of a link atomically."""
     new = link.with_name("new-link")
     new.symlink_to(folder)
     new.replace(link)
 
 
 def marked(run: Path, name: str) -> Path:
-    """A run with an item that tells it from others: the nearest to the first axis."""
+    """A run with an item that identifies it, in the direction of the first axis."""
     with contextlib.closing(ItemStore(run / GALLERY / FILE)) as store:
         axis = np.eye(Run(run).encoder.dimension, dtype=np.float32)[0]
         store.write([Item("mark", axis.tobytes(), 50.0, label=name)])
@@ -51,7 +51,7 @@ def marked(run: Path, name: str) -> Path:
 
 
 def is_free(gallery: Path) -> bool:
-    """Whether nobody holds a gallery open."""
+    """Whether no process has a gallery open."""
     with contextlib.suppress(ValueError), locked(gallery):
         return True
     return False
@@ -61,10 +61,10 @@ class Requests:
     """Searches and additions on lasting and on new connections.
 
     Attributes:
-        right: names of the runs whose answers are right now.
-        statuses: of all answers; the error of a refusal; how a connection failed; or a wrong answer.
-        seconds: that `/v1/health` took.
-        added: ids that were acknowledged.
+        right: names of the runs whose answers are right at present.
+        statuses: statuses of all answers, errors of refusals, failures of connections, and wrong answers.
+        seconds: durations of `/v1/health`.
+        added: acknowledged ids.
     """
 
     def __init__(self, found: Served, image: bytes, dimension: int, right: str) -> None:
@@ -76,7 +76,7 @@ class Requests:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within the block, requests."""
+        """Send requests during the block."""
         jobs = [partial(self._search, lasts) for lasts in (True, False, True)]
         with at_once([*jobs, *(partial(self._add, name) for name in "ab"), self._health]):
             try:
@@ -126,7 +126,7 @@ def two_runs(run: Path, folder: Path) -> tuple[list[Path], Path]:
 def exchanges_lose_nothing(run: Path, png: bytes, folder: Path, times: int) -> dict[str, Any]:
     """Exchange a run again and again, by route and by SIGHUP, while requests come: each gets the right answer.
 
-    The run before must be released each time, once it has answered all.
+    The old run must be released each time, once it has answered its requests.
     """
     (runs, link), dimension = two_runs(run, folder), Run(run).encoder.dimension
     with served(link) as found, (requests := Requests(found, png, dimension, run.name)).running():
@@ -177,7 +177,7 @@ def test_runs_are_exchanged_often_without_a_lost_request(
 def test_requests_in_flight_at_an_exchange_are_answered_by_their_run(
     served_run: Path, tmp_path: Path, root: str
 ) -> None:
-    """One whose body still comes, some that wait for a busy worker, and one that comes right after the exchange."""
+    """One request with an incomplete body, some that wait for a busy worker, and one right after the exchange."""
     (runs, link), free = two_runs(served_run, tmp_path), threading.Event()
     served = ServedRuns({"first": link}, Engine)
     old = served.engines["first"]
@@ -276,7 +276,7 @@ def test_another_folder_in_the_place_of_the_served_one_is_opened(served_run: Pat
 def test_backups_and_exchanges_of_a_large_gallery_leave_health_alone(tmp_path: Path, record_property: Any) -> None:
     """20,000 items of 256 dimensions: each exchange opens a run while the run before it is copied.
 
-    Others may use the processors: health checks may take 50 ms more than at a service at rest.
+    Health checks may take 50 ms longer than for an idle service, because other programs may use the processors.
     """
     runs = [large_run(tmp_path / "run", 20_000, 256)]
     runs.append(Path(shutil.copytree(runs[0], tmp_path / "other")))

@@ -1,4 +1,4 @@
-"""The promise of a service: answers say whether it holds, feedback is judged once and kept, whatever happens."""
+"""The promise of a service: answers report its state; feedback counts once, and is kept after crashes."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def readings(client: TestClient) -> dict[str, dict[str, Any]]:
 
 
 def match(engine: Engine, label: str) -> dict[str, Any]:
-    """An answer `match` whose first hit has a label; few answers of so small a run are one."""
+    """An answer `match` whose first hit has a label; few answers of such a small run are matches."""
     return {"answer_id": engine.watch.count("match", 50.0, 0.9, label)[0]}
 
 

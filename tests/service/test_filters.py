@@ -1,4 +1,4 @@
-"""Filters over HTTP: on searches, lists and deletions, and the promise that holds in what a filter leaves."""
+"""Filters over HTTP: in searches, lists and deletions, and the promise for the filtered part."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Image searches beside clients that ask for what is cheap as fast as it is answered, or again at once when refused."""
+"""Image searches during floods of cheap requests, and of requests that clients repeat at once after a refusal."""
 
 import json
 import shutil

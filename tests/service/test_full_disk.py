@@ -1,6 +1,6 @@
-"""Disks that are full or fail, under a process that serves: what cannot be written is refused, and reads go on.
+"""Full or failing disks under a service: changes that cannot be written are refused, and reads continue.
 
-Three ways to get there: a limit to the size of files, a small file system, and calls that fail.
+Three ways to test this: a limit on the size of files, a small file system, and failing calls.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ NOISE = encoded(Image.effect_noise((128, 128), 90))
 
 
 def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend: Callable[[], object]) -> None:
-    """What is acknowledged is there, what is refused is not, and reads never stop."""
+    """Acknowledged items are stored, refused ones are not, and reads always work."""
     listed = found.ask("GET", "/v1/items?limit=1")[1]
     total, indexed = listed["total"], listed["items"][0]["id"]
     acknowledged: list[str] = []
@@ -37,7 +37,7 @@ def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend
     assert "could not be stored" in told["error"]
     assert found.ask("GET", f"/v1/items/new-{number}")[0] == 404
     refused = found.ask("DELETE", f"/v1/items/{indexed}")[0]
-    assert refused in (507, 503)  # the latter where there was room to delete it, and none to empty the log
+    assert refused in (507, 503)  # 503 if there was room for the deletion, but not for emptying the log
     assert found.ask("GET", f"/v1/items/{indexed}")[0] == (200 if refused == 507 else 404)
     for name in acknowledged:
         assert found.ask("GET", f"/v1/items/{name}")[0] == 200
@@ -50,7 +50,7 @@ def holds(run: Path, found: Served, png: bytes, fail: Callable[[], object], mend
     found.process.kill()
     found.process.wait()
     names = [item.id for item in items_in(run)]
-    assert len(names) == len(set(names)) == total + len(acknowledged)  # one came, one went
+    assert len(names) == len(set(names)) == total + len(acknowledged)  # one was added, one deleted
     assert {*acknowledged, "later"} <= set(names)
     assert indexed not in names
 
@@ -67,7 +67,7 @@ def test_a_process_whose_files_may_not_grow(served_run: Path, png: bytes) -> Non
 
 @contextlib.contextmanager
 def small_file_system(folder: Path, size: int) -> Iterator[None]:
-    """Mount one, where that is allowed."""
+    """Mount a small file system, if this is allowed."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root may mount a file system")
     folder.mkdir()
@@ -95,7 +95,7 @@ def test_a_file_system_that_is_full(calibrated_run: Path, tmp_path: Path, png: b
 
 @pytest.fixture(scope="module")
 def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that lets calls fail."""
+    """A library that makes system calls fail."""
     compiler = shutil.which("cc")
     if compiler is None or not Path("/proc/self").is_dir():
         pytest.skip("needs Linux and a C compiler")

@@ -21,7 +21,7 @@ def directions(count: int, seed: int = 0) -> list[list[float]]:
 
 
 def test_a_graph_answers_as_an_exact_search_does(served_run: Path, tmp_path: Path) -> None:
-    """A gallery of 260 items is small for a graph: it finds all of them."""
+    """In a small gallery of 260 items, the graph finds all neighbours."""
     answers: dict[str, list[Any]] = {}
     for index in ("flat", "hnsw"):
         run = Path(shutil.copytree(served_run, tmp_path / index))

@@ -4,7 +4,7 @@
   default 3. Groups are in the order of their best hits, hits in the order of their scores. Points without the field are
   in no group. A filter applies before.
 - A score threshold leaves out results that are less similar.
-- Vectors come where they are asked for.
+- Vectors come on request.
 """
 
 import json
@@ -37,7 +37,7 @@ def vectors(count: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def many(shared_engine: Engine, writer: Engine) -> Iterator[tuple[TestClient, dict[str, tuple[str, np.ndarray]]]]:
-    """The gallery with 400 more items of 12 labels, most of one, and 20 without label; label and vector by id."""
+    """The gallery with 400 more items of 12 labels, half of one label, and 20 without; label and vector by id."""
     rows = vectors(420)
     names = ["most" if row % 2 else f"l{row % LABELS}" for row in range(400)] + [""] * 20
     made = [Item(f"g{row}", rows[row].tobytes(), 50.0, name) for row, name in enumerate(names)]
@@ -66,7 +66,7 @@ def expected(
 
 
 def asked(client: TestClient, path: str, query: Any) -> dict[str, Any]:
-    """An answer without what belongs to it alone."""
+    """An answer without the fields that differ in every answer."""
     answer = client.post(path, json=query).json()
     return {name: value for name, value in answer.items() if name not in ("answer_id", "promise")}
 
@@ -170,7 +170,7 @@ def test_a_vector_that_is_put_in_comes_out_to_the_last_digit(engine: Engine) -> 
 
 
 def test_one_label_of_most_items_hides_no_other(tmp_path: Path) -> None:
-    """More items of one label than any single search returns, between the query and the others."""
+    """One label has more items near the query than a single search returns."""
     count = 5000
     angles = np.linspace(0.0, 0.5, count)
     rows = np.stack([np.cos(angles), np.sin(angles), np.zeros(count)], 1).astype(np.float32)

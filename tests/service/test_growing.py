@@ -1,4 +1,4 @@
-"""A gallery that grew while it was served: read and calibrated for beside the service, which then takes that over."""
+"""A gallery that grew while it was served; a calibration beside the service, which then reads it."""
 
 import shutil
 import signal
@@ -40,7 +40,7 @@ TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1
 
 
 def grown(engine: Engine, count: int, *, label: str | None = None) -> None:
-    """Copies of what is there, under ids of their own."""
+    """Add copies of stored items under new ids."""
     items = stored(engine.gallery, limit=60)
     for number in range(count):
         item = items[number % len(items)]
@@ -60,7 +60,7 @@ def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
 
 
 def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that replaces one item and adds others while rows are read, and before the ledger is."""
+    """A service replaces an item and adds others while another process reads the rows, before it reads the ledger."""
     (item,), all_rows, writes = stored(engine.gallery, limit=1), store_module.rows_of, count(1)
 
     def write() -> None:
@@ -96,7 +96,7 @@ def test_a_gallery_that_grew_is_calibrated_for_and_the_service_takes_it_over(eng
 
 @pytest.mark.long
 def test_items_without_label_spoil_no_calibration(engine: Engine, lam: Lam) -> None:
-    """Of what they show nobody can say whether it is a match: they would all count as none."""
+    """Without labels, matches are unknown; such items would all count as wrong."""
     made = []
     for unlabelled in (0, 40):
         grown(engine, unlabelled, label="")
@@ -137,7 +137,7 @@ def test_no_index_is_written_beneath_a_service(engine: Engine, digit_folder: Pat
 def test_a_calibration_that_comes_during_a_search_is_of_the_next(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that searches for as many hits as it was asked for, which are fewer than a decision rests on."""
+    """A search without calibration returns only k hits, fewer than a decision needs."""
     calibrated, search = engine.responder, engine.gallery.search
     engine.searches.responder = replace(calibrated, calibration=None)
 
@@ -158,7 +158,7 @@ def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(served_run: Pat
     shutil.rmtree(served_run / GALLERY)
     missing = "items.sqlite is missing or empty: restore it from a copy"
     assert missing in lam("calibrate", served_run, *TARGETS, code=1).err
-    for emptied in (False, True):  # what was added while serving would be gone, and nobody said so
+    for emptied in (False, True):  # added items would be lost without an error
         if emptied:
             (served_run / GALLERY).mkdir()
         with pytest.raises(ValueError, match=missing):
@@ -190,7 +190,7 @@ def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:
 
 @contextmanager
 def starting(*command: str) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
-    """A process that is killed at the end of the block, and what it prints."""
+    """A process that is killed at the end of the block, and its output."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
         assert process.stdout is not None
         try:

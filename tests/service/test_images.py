@@ -1,4 +1,4 @@
-"""Uploads: only three formats, sizes from the header, first frames, upright, and nothing said of the decoder."""
+"""Uploads: three formats, sizes from the header, first frames, turned upright, and no words of the decoder."""
 
 import contextlib
 import io
@@ -73,12 +73,12 @@ def test_truncated_and_damaged_images_are_refused_or_decoded_whole(kind: str) ->
     for _ in range(60):
         changed = bytearray(whole)
         changed[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
-        with contextlib.suppress(Refusal):  # nothing else may be raised
+        with contextlib.suppress(Refusal):  # no other error may be raised
             assert read_image(bytes(changed), LIMITS).width > 0
 
 
 def claiming(width: int, height: int) -> bytes:
-    """A PNG that says it is larger than it is."""
+    """A PNG whose header states a larger size."""
     body = encoded(Image.new("L", (8, 8)))
     header = b"IHDR" + struct.pack(">II", width, height) + body[24:29]
     return body[:12] + header + struct.pack(">I", zlib.crc32(header)) + body[33:]
@@ -150,7 +150,7 @@ def test_no_image_takes_more_than_64_mebibytes_or_a_second(tmp_path: Path) -> No
     for number, (make, _) in enumerate(COSTS.values()):
         (tmp_path / f"{number:02}").write_bytes(make())
     command = [sys.executable, "-m", "tests.service.decoding", *map(str, sorted(tmp_path.iterdir()))]
-    given = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # so that what is freed is given back
+    given = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # so that freed memory returns to the system
     printed = subprocess.run(command, cwd=ROOT, env=given, check=True, capture_output=True, text=True).stdout
     for (name, (_, expected)), line in zip(COSTS.items(), printed.splitlines(), strict=True):
         status, most, seconds = json.loads(line)

@@ -111,7 +111,7 @@ def test_a_batch_of_items_has_limits(engine: Engine) -> None:
         assert "list of items" in refused(client.post("/v1/items/batch", json=bad), 422)
     refused(client.post("/v1/items/batch?on_error=some", json=items(1)), 422)
     refused(client.post("/v1/items/batch", content=b"x", headers=PNG), 415)
-    assert client.put("/v1/items/batch", json=embedding(D)).status_code == 201  # an id may be called so
+    assert client.put("/v1/items/batch", json=embedding(D)).status_code == 201  # an id may have this name
     assert client.get("/v1/items/batch").status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""Items that come and go while served, and what can be their ids."""
+"""Items that are added and deleted during service, and valid ids."""
 
 import base64
 import concurrent.futures
@@ -196,7 +196,7 @@ def nested(levels: int) -> str:
     [
         (nested(33), "metadata is nested more than 32 deep"),
         (nested(150), "metadata is nested more than 32 deep"),
-        (nested(200), None),  # as much as JSON is read, or a little more
+        (nested(200), None),  # at the limit on JSON, or slightly beyond
         (nested(900), "the body is not valid JSON"),
         ('{"a": "\\ud800"}', "the body is not valid JSON"),
         ('{"\\udfff": 1}', "the body is not valid JSON"),

@@ -1,4 +1,4 @@
-"""Keys with rights: where they are read, and what each may do."""
+"""Keys with rights: their sources, and allowed operations."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def keys_in(path: Path, text: str, mode: int = 0o600) -> str:
 
 
 def test_every_operation_needs_at_least_the_right_that_its_method_says(shared_engine: Engine) -> None:
-    """The rights are named in the schema; what changes the gallery needs more than to read."""
+    """The schema names the rights; operations that change the gallery need more than `read`."""
     paths = client_of(shared_engine).get("/openapi.json").json()["paths"]
     rights = {}
     for method, operation in (each for path in paths.values() for each in path.items()):
@@ -63,7 +63,7 @@ def test_a_key_may_do_what_its_right_includes(engine: Engine, png: bytes) -> Non
 
 
 def test_a_key_without_the_right_of_a_route_is_refused_before_anything_is_read(shared_engine: Engine) -> None:
-    """The right of each route as the schema names it, by a body and parameters that no route takes."""
+    """For each route in the schema, with a body and parameters that no route accepts."""
     client, bad = client_of(shared_engine, keys=Keys(SECRETS)), {"content": b"\0", "params": {"nothing": "1"}}
     refusals = 0
     for path, operations in client.get("/openapi.json", headers=header(READ)).json()["paths"].items():

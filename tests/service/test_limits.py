@@ -1,4 +1,4 @@
-"""What every request passes first, driven as a server would drive it."""
+"""The checks before every route, called as a server calls them."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ LOCAL = ((b"host", b"127.0.0.1:8000"),)
 
 @dataclass
 class Reply:
-    """What was sent back."""
+    """The answer that was sent."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -30,14 +30,14 @@ class Reply:
 
     @property
     def error(self) -> str:
-        """The sentence of a refusal."""
+        """The error message of a refusal."""
         found = json.loads(self.body)
         assert set(found) == {"error", "allowed", "request_id"}
         return found["error"]
 
 
 async def echo(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
-    """An application that says how much it was sent, or fails where that is asked for."""
+    """An application that answers with the size of the body, or fails on request."""
     if scope["path"] == "/fail":
         raise RuntimeError("secret detail")
     message = await receive()
@@ -71,7 +71,7 @@ async def ask(
     raw_path: bytes = b"",
     method: str = "POST",
 ) -> Reply:
-    """Send a body in chunks; the last is the end, unless the client is gone by then, or does not read before it may."""
+    """Send a request with a body in chunks; the client may leave before the end, or read only after a signal."""
     reply, left = Reply(), list(chunks)
 
     async def receive() -> dict[str, Any]:
@@ -107,7 +107,7 @@ def answer(*arguments: Any, key: str | None = None, **options: Any) -> Reply:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that requests were made to wait before an answer; none passes."""
+    """Delays before answers, in seconds; no time passes in the test."""
     made, sleep = list[float](), asyncio.sleep
 
     async def passed(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The live queries that a service keeps: how many, which of all, and what `lam calibrate` makes of them."""
+"""The live queries that a service keeps: their number, the random sample, and their use by `lam calibrate`."""
 
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,10 @@ def test_what_was_searched_for_is_kept_and_calibrated_on(served_run: Path, png: 
             assert client.post("/v1/search", content=picture, headers=PNG).status_code == 200
         client.post("/v1/search", json=embedding(engine.gallery.dimension, kappa=5.0))
     embeddings, features = live_queries(Run(served_run))
-    assert len(embeddings) == len(features) == 20  # no warming up, and nothing that came without features
+    assert len(embeddings) == len(features) == 20  # without the warm-up, and without queries that lack features
     assert "20 queries in live" in lam("calibrate", served_run, "--unlabelled=live", *RATES).out
 
-    with opened(served_run, settings) as (client, _):  # goes on where the other ended
+    with opened(served_run, settings) as (client, _):  # continues the earlier sample
         client.post("/v1/search", content=png, headers=PNG)
     again, _ = live_queries(Run(served_run))
     assert len(again) == 21
@@ -72,11 +72,11 @@ def test_one_that_goes_on_with_another_size_prefers_none(served_run: Path) -> No
     live.write()
     kept = [int(features[0, 0]) for _ in range(40) for _, features in LiveQueries(run, 10)._kept]
     assert len(kept) == 400
-    assert set(kept) == set(range(20))  # by chance alone not: once in 10^10
+    assert set(kept) == set(range(20))  # happens by chance once in 10^10 times
     for number in range(20, 80):
         live.add(*_query(number))
     live.write()
-    # of the first 80 no more are left: others beside them would all be late ones
+    # the sample has dropped early queries, so additional ones would all be late
     assert len(_kept(run, 60, range(80, 120))._kept) == 20
 
 

@@ -1,4 +1,4 @@
-"""`lam.client` against a service: what it sends, what it returns, and how it fails."""
+"""`lam.client` against a service: requests, results and errors."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ def asked(served_run: Path) -> Iterator[Client]:
 
 
 def answering(*answers: httpx.Response, **options: Any) -> tuple[Client, list[httpx.Request]]:
-    """A client that is answered so, and its requests."""
+    """A client that gets these answers, and its requests."""
     left, requests = list(answers), list[httpx.Request]()
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -186,7 +186,7 @@ def test_no_answer_and_no_json_are_the_same_exception(tmp_path: Path) -> None:
 
 
 def requests_of(*calls: Callable[[Client], object]) -> list[httpx.Request]:
-    """The requests of calls that are all refused."""
+    """The requests of calls; each is refused."""
     client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * len(calls))
     for call in calls:
         with pytest.raises(ServiceError, match="418: tea"):

@@ -1,4 +1,4 @@
-"""The page in headless Chromium: what it shows is what the service answers, by mouse, by keyboard, and in words."""
+"""The page in headless Chromium: it shows the answers of the service; by mouse and by keyboard."""
 
 import base64
 import contextlib
@@ -39,7 +39,7 @@ Matched = tuple[bytes, dict[str, Any]]
 
 
 def tone_of(answer: dict[str, Any]) -> str:
-    """How sure the page sounds of an answer, in a gallery of classes."""
+    """How sure the page's words for an answer are, in a gallery of classes."""
     if answer["decision"] == "unknown":
         return "unknown" if answer["known"] < 0.2 else "perhaps"
     if answer["decision"] == "abstain" or answer["probability"] >= 0.8:
@@ -48,7 +48,7 @@ def tone_of(answer: dict[str, Any]) -> str:
 
 
 def words_of(answer: dict[str, Any]) -> str:
-    """What the page says of an answer, in a gallery of classes."""
+    """The page's words for an answer, in a gallery of classes."""
     name = f"“\u2068{answer['hits'][0]['label']}\u2069”"
     words = {"match": f"It is {name}", "likely": f"Probably {name}", "perhaps": f"Perhaps {name}, or none of these"}
     words["unknown"] = "Probably none of these"
@@ -57,7 +57,7 @@ def words_of(answer: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def serving(run: Path, *module: str, **environment: str) -> Iterator[str]:
-    """`lam serve`, or a module like it, as a process of its own; gives its address."""
+    """`lam serve`, or a similar module, in its own process; yields its address."""
     with started(*(module or ("lam", "serve")), run=run, **environment) as (_, address, _):
         yield address
 
@@ -100,7 +100,7 @@ def first(address: str, images: Iterator[bytes], decision: str) -> Matched:
 
 @pytest.fixture(scope="module")
 def address(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The finished run, served; its features tell photographs from digits, which its κ after two epochs does not."""
+    """The finished run, served; after two epochs, its features separate photographs from digits, but κ does not."""
     run = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("page") / "run"))
     calibrate_run(
         run, CalibrationOptions(targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), flag="combined"), progress=False
@@ -124,7 +124,7 @@ def opened(tab: Browser, address: str) -> None:
 
 @pytest.fixture
 def page(tab: Browser, address: str) -> Iterator[Browser]:
-    """The page, opened anew; afterwards nothing may have gone wrong in it."""
+    """The page, opened again; it must have no errors at the end."""
     tab.complaints.clear()
     opened(tab, address)
     yield tab
@@ -132,7 +132,7 @@ def page(tab: Browser, address: str) -> Iterator[Browser]:
 
 
 def answered(page: Browser) -> str:
-    """The word of the decision, once hits and their pictures are there."""
+    """The word of the decision, once hits and their pictures are loaded."""
     page.wait("!document.querySelector('#answer').ariaBusy")
     page.wait("document.querySelector('#word').innerText !== 'Nothing asked yet'")
     page.wait("[...document.querySelectorAll('.picture')].every(({firstChild: i}) => i && (i.complete ?? true))")
@@ -165,12 +165,12 @@ def in_view(page: Browser, selector: str) -> bool:
 
 
 def tone_of_page(page: Browser) -> str:
-    """By what the verdict is coloured."""
+    """The tone that colours the verdict."""
     return page.run("document.querySelector('#decision').className").removeprefix("decision ")
 
 
 def asks(page: Browser, script: str) -> str:
-    """The word of the decision after something was done that asks."""
+    """The word of the decision after a script that searches."""
     page.run("document.querySelector('#word').textContent = 'Nothing asked yet'")
     page.run(script)
     return answered(page)
@@ -482,7 +482,7 @@ def test_which_doubt_it_is_is_said_in_words(page: Browser, address: str) -> None
 
 
 def tab_to(page: Browser, condition: str) -> None:
-    """Press the tabulator until an expression holds."""
+    """Press the Tab key until an expression holds."""
     for _ in range(60):
         page.press("Tab")
         if page.run(condition):
@@ -672,7 +672,7 @@ def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) ->
     for depth, said in (
         (1, "as the first item."),
         (3, "among the first 3 items."),
-        (4, None),  # so many hits are not there
+        (4, None),  # there are fewer hits
         (None, None),
     ):
         for decision in ("match", "unknown", "abstain"):
@@ -692,7 +692,7 @@ def test_a_stale_calibration_is_mended_without_a_restart(page: Browser) -> None:
 
 
 def test_a_calibration_and_a_picture_that_come_later_are_shown(tab: Browser, served_run: Path, tmp_path: Path) -> None:
-    """Calibrated twice, and an item put in another's place, while the page stays open."""
+    """While the page stays open, the run is calibrated twice, and an item is replaced."""
     (tmp_path / "digit.png").write_bytes(next(digits()))
     thresholds = "document.querySelector('#thresholds').hidden"
     sizes = "[...document.querySelectorAll('#hits img')].map((image) => image.naturalWidth)"
@@ -752,7 +752,7 @@ def test_a_file_that_is_too_large_leaves_what_is_asked(page: Browser) -> None:
 def choose_folder(page: Browser, folder: Path) -> None:
     """Give all files of a folder to the input of folders, and wait until each has its row.
 
-    Chromium gives such an input no files by the protocol, so it becomes one of many files.
+    The protocol of Chromium cannot choose a folder, so the input becomes one for several files.
     """
     page.run("document.querySelector('#folder').removeAttribute('webkitdirectory')")
     page.run("document.querySelector('#folder').multiple = true")
@@ -799,7 +799,7 @@ def test_a_folder_becomes_a_table_and_a_csv(page: Browser, address: str, tmp_pat
 
 
 def test_a_dropped_folder_is_read_to_its_end(page: Browser) -> None:
-    """Also where a reader gives some entries at a time, and for folders in folders."""
+    """Also if a reader gives the entries in several parts, and for nested folders."""
     script = """(async () => {
         const file = (name) => ({ isFile: true, fullPath: name, file: (done) => done(new File(["x"], name)) });
         const folder = (...turns) => ({ isFile: false, isDirectory: true,
@@ -925,7 +925,7 @@ def test_the_page_asks_no_other_host_and_puts_in_text_only(address: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["kappa", "combined"])
 def test_the_demo_from_start_to_end(flag: Any, tab: Browser, tmp_path: Path) -> None:
-    """The demo as it is: most digits match, most patches of photographs do not, and sliders agree with decisions."""
+    """The demo unchanged: most digits match, most patches of photographs do not, and sliders agree with decisions."""
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}"]) == 0
     calibrate_run(tmp_path / "run", CalibrationOptions(targets=Targets(far=0.01), flag=flag), progress=False)

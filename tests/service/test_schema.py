@@ -1,7 +1,7 @@
-"""The service against its own OpenAPI schema: whatever it is sent, it answers as the schema says, and never fails.
+"""The service against its own OpenAPI schema: all answers fit the schema, and no request makes it fail.
 
 schemathesis makes requests that fit the schema, requests that break it in one place, and sequences of them, the same
-ones at every run. It does not know what an image is, nor which numbers are a unit vector: that is told here.
+ones in every run. This module adds images and unit vectors, which it does not know.
 """
 
 import base64
@@ -27,13 +27,13 @@ from tests.service.conftest import encoded
 pytestmark = pytest.mark.long
 _UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}", "POST /v1/feedback")
 """No random text is a filter or the id of an answer, few bodies are a change."""
-_SHARED = "POST /v1/items/batch: Allow header mismatch"  # it is also the address of an item of the id `batch`
+_SHARED = "POST /v1/items/batch: Allow header mismatch"  # this is also the address of an item with the id `batch`
 _REPORTED = "POST /v1/items/batch: Schema-violating request accepted"  # `on_error=good` reports each bad item in a 200
 _OF_IMAGES = ("GET /v1/items/{id}/thumbnail", "GET /v1/samples/{number}")
 
 
 def bodies(kind: str) -> strategies.SearchStrategy[bytes]:
-    """Pictures, pictures that are cut, and noise."""
+    """Pictures, truncated pictures, and noise."""
     whole = [encoded(Image.effect_noise((9, 9), 60).convert("RGB"), kind), encoded(Image.new("L", (1, 1)), kind)]
     cut = [body[: len(body) // 2] for body in whole]
     return strategies.sampled_from(whole) | strategies.sampled_from(cut) | strategies.binary(max_size=99)
@@ -46,12 +46,12 @@ schemathesis.openapi.format("byte", bodies("PNG").map(lambda body: base64.b64enc
 
 @dataclass
 class Found:
-    """What came of many requests.
+    """The outcome of many requests.
 
     Attributes:
-        complaints: about an answer each, with how to ask again.
-        statuses: of each operation.
-        requests: how many there were.
+        complaints: wrong answers, each with a command that repeats the request.
+        statuses: statuses of each operation.
+        requests: number of requests.
     """
 
     complaints: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class Found:
     requests: int = 0
 
     def add(self, recorded: ScenarioRecorder) -> None:
-        """Count what was answered, and keep what was wrong with it."""
+        """Count the answers, and collect the complaints."""
         labels = {name: node.value.operation.label for name, node in recorded.cases.items()}
         for name, interaction in recorded.interactions.items():
             assert interaction.response is not None, f"{labels[name]} gave no answer"
@@ -88,21 +88,21 @@ def described_by(engine: Engine, example: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def described(shared_engine: Engine) -> Any:
-    """That of a run on images, whose example is an embedding."""
+    """The schema of a run on images, with an embedding as the example."""
     axis = [1.0] + [0.0] * (shared_engine.gallery.dimension - 1)
     return described_by(shared_engine, {"embedding": axis, "kappa": 50.0})
 
 
 @pytest.fixture
 def described_of_texts(served_texts: Path) -> Iterator[Any]:
-    """That of a run on texts, whose example is one."""
+    """The schema of a run on texts, with a text as the example."""
     engine = Engine(served_texts)
     yield described_by(engine, {"text": "where is thing7"})
     engine.close()
 
 
 def asked(described: Any, examples: int) -> Found:
-    """Ask whatever schemathesis thinks of."""
+    """Send the requests that schemathesis generates."""
     config = SchemathesisConfig.from_dict(
         {
             "seed": 0,
@@ -127,7 +127,7 @@ def asked(described: Any, examples: int) -> Found:
 
 
 def conforms(described: Any, examples: int, *, without: Collection[str] = ()) -> Found:
-    """Ask so many things of each operation; no answer may break the schema, and each but some must once succeed."""
+    """Send requests to each operation: answers must fit the schema; each, except `without`, must succeed once."""
     found = asked(described, examples)
     complaints = {each for each in found.complaints if not each.startswith(_SHARED)}
     complaints -= {each for each in complaints if each.startswith(_REPORTED) and "on_error=good" in each}
@@ -144,7 +144,7 @@ def test_whatever_is_asked_is_answered_as_the_schema_says(described: Any) -> Non
 
 def test_a_run_on_texts_answers_as_the_schema_says(described_of_texts: Any) -> None:
     found = conforms(described_of_texts, 10, without=(*_OF_IMAGES, *_UNLIKELY))
-    assert {404} <= found.statuses["GET /v1/items/{id}/thumbnail"] <= {404, 405, 422}  # texts have none
+    assert {404} <= found.statuses["GET /v1/items/{id}/thumbnail"] <= {404, 405, 422}  # texts have no thumbnails
     assert found.requests > 100
 
 

@@ -1,4 +1,4 @@
-"""Searches and verifications: what is decided, and what is said beside it."""
+"""Searches and verifications: decisions and their evidence."""
 
 import base64
 import io
@@ -77,7 +77,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
     whole = engine.embedder.encoder.predict
 
     def predict(batch: torch.Tensor, **options: Any) -> Any:
-        """Of a network that takes any shape, whose head without bias gives 0 for an image in which it finds nothing."""
+        """Predictions of a network for any shape, whose head without a bias gives 0 for a blank image."""
         seen = whole(batch[..., :8, :8], **options)
         nothing = (batch == 0).flatten(1).all(1)[:, None]
         return replace(seen, embeddings=replace(seen.embeddings, mean=seen.embeddings.mean.where(~nothing, 0.0)))
@@ -113,7 +113,7 @@ def test_two_images_are_the_same_or_not(client: TestClient, png: bytes) -> None:
     image = {"image": base64.b64encode(png).decode()}
     answer = client.post("/v1/verify", json={"first": image, "second": image}).json()
     assert answer["score"] == pytest.approx(1)
-    assert answer["same"] in (True, None)  # None where κ says that it cannot be judged
+    assert answer["same"] in (True, None)  # None if κ is too small for a decision
     assert answer["far"] == 0.1
     certain = {**embedding(3), "kappa": 1e6}  # above the flag
     opposite = {**certain, "embedding": [-1.0, *certain["embedding"][1:]]}

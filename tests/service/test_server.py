@@ -1,4 +1,4 @@
-"""A process that serves, and what is done to it from outside: slow clients, kills, signals, a second process."""
+"""A service in its own process, with slow clients, kills, signals, and a second process."""
 
 import contextlib
 import functools
@@ -38,11 +38,11 @@ def shared(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def until_closed(port: int, first: bytes, drip: bytes = b"") -> tuple[float, bytes]:
-    """Send, then drip, until the server closes; how long that took, and what it said."""
+    """Send bytes, then slowly more, until the server closes; returns the seconds and the answer."""
     said, started = b"", time.monotonic()
     with (
         socket.create_connection(("127.0.0.1", port), timeout=0.1) as connection,
-        contextlib.suppress(ConnectionError),  # closed on a drip that nobody read: a reset
+        contextlib.suppress(ConnectionError),  # a reset, if the server closed before it read all bytes
     ):
         connection.sendall(first)
         while time.monotonic() - started < 20:
@@ -76,7 +76,7 @@ def test_slow_clients_are_closed_in_time(shared: Served) -> None:
 
 
 def good_traffic(found: Served, png: bytes, requests: int) -> float:
-    """Seconds that nearly all requests take."""
+    """A high quantile of the durations of requests, in seconds."""
     seconds = []
     for _ in range(requests):
         started = time.monotonic()
@@ -88,7 +88,7 @@ def good_traffic(found: Served, png: bytes, requests: int) -> float:
 def slow_ones_do_not_matter(
     found: Served, png: bytes, *, rounds: int, requests: int, allowed: Callable[[float], float]
 ) -> None:
-    """With 200 slow clients, a request takes no longer than `allowed` of what it takes without."""
+    """With 200 slow clients, a request takes at most `allowed(seconds)`, for its seconds without them."""
     good_traffic(found, png, 10)
     alone = good_traffic(found, png, requests)
     for _ in range(rounds):
@@ -101,7 +101,7 @@ def slow_ones_do_not_matter(
 
 
 def test_slow_clients_do_not_slow_others(shared: Served, png: bytes) -> None:
-    half = BODY / 2  # of the time for which a slow client could hold up whoever waited behind it
+    half = BODY / 2  # of the time for which a slow client could block others
     slow_ones_do_not_matter(shared, png, rounds=1, requests=40, allowed=lambda alone: alone + half)
 
 
@@ -111,7 +111,7 @@ def test_slow_clients_do_not_slow_others_for_minutes(shared: Served, png: bytes)
 
 
 def endless(port: int, head: bytes, chunk: bytes, total: int) -> tuple[bytes, int]:
-    """Send as much as is taken, listening meanwhile; what was said, and how much was sent."""
+    """Send until the server stops reading; returns its answer and the number of bytes sent."""
     said, sent = b"", 0
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(head)
@@ -188,7 +188,7 @@ def test_kills_while_items_are_added_to_100_000_cost_ten_seconds(tmp_path: Path,
 
 
 def drained(run: Path, png: bytes, clients: int) -> None:
-    """After SIGTERM with requests in flight, what was acknowledged is stored, and the process ends in time."""
+    """After SIGTERM with requests in flight, acknowledged items are stored, and the process ends in time."""
     with served(run) as found:
         stored: set[str] = set()
 

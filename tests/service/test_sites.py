@@ -1,4 +1,4 @@
-"""Several runs in one process, and what is reloaded; `test_exchanges` has the requests that come meanwhile."""
+"""Several runs in one process, and reloads; `test_exchanges` tests concurrent requests."""
 
 import asyncio
 import contextlib
@@ -123,13 +123,13 @@ def test_a_reload_reads_the_calibration_or_tells_why_not(engine: Engine) -> None
 
 
 def test_no_request_waits_for_the_schema(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a tenth of a second, for which nothing else would be answered."""
+    """The schema takes a tenth of a second, in which no request would be answered."""
     monkeypatch.setattr("lam.service.schema.request_schemas", lambda: pytest.fail("built within a request"))
     assert [two[1].get(f"{root}/v1/items?limit=1").status_code for root in ("", "/runs/second")] == [200, 200]
 
 
 def test_a_reload_of_what_is_no_run_is_told_and_leaves_nothing_open(served_run: Path, tmp_path: Path) -> None:
-    """A link to nothing, a file, a link to itself, and a run that fails once it is open, which is mended then."""
+    """A broken link, a file, a link to itself, and a run that first fails after opening, and then is repaired."""
     other, link = Path(shutil.copytree(served_run, tmp_path / "other")), tmp_path / "current"
     link.symlink_to(served_run)
     settings = replace(SMALL, keep_queries=9)

@@ -1,4 +1,4 @@
-"""A run on texts, served: texts that are searched for, compared and added, and the page that asks for them."""
+"""A service of a run on texts: searches, comparisons, additions, and the page for texts."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Workers: batches, isolation, a bounded queue, and another thread in place of one that died."""
+"""Workers: batches, isolation, a bounded queue, and a new thread after one has died."""
 
 import threading
 import time
@@ -92,7 +92,7 @@ def test_the_work_before_a_request_is_bounded_at_all_workers_together(make: Make
     waiting = [first.submit(number) for number in range(2)]
     require_room([second], 0.0)
     require_room([first], 0.25)  # two jobs of a tenth of a second
-    require_room([first, second], 0.45)  # which then wait for the second worker too
+    require_room([first, second], 0.45)  # they then wait for the second worker, too
     with pytest.raises(Refusal, match="2 requests with 0.4 s of work") as refused:
         require_room([first, second], 0.35)
     assert refused.value.status == 503
@@ -122,7 +122,7 @@ def test_a_request_is_taken_where_none_waits_however_long_one_takes(make: Make) 
 
 @pytest.mark.parametrize("seconds", [[0.3], [0.01] * 5 + [0.3], [0.3] * 2, [0.01] * 5 + [0.3] * 4])
 def test_one_slow_job_refuses_nobody_behind_it_and_several_do(make: Make, seconds: list[float]) -> None:
-    """The first job of a run that was just opened, or one that waits for the processor while another run is opened."""
+    """A slow job may be the first one after the start, or may wait for the processor while another run is opened."""
     held = threading.Event()
     left = iter(seconds)
 

@@ -1,11 +1,11 @@
-"""Outsiders that are made of the test images themselves, by every score, by `combined` and by P(right), over seeds.
+"""AUROC of altered test images, by every score, by `combined` and by P(right), over seeds.
 
     python benchmarks/altered_images.py NAME=RUN ... [--limit 4000]
 
-Each RUN is a finished run on images; runs of one NAME are seeds. Gallery, calibration and scores are those of
-`answers.py`. Half of the test images, at most 2,000, are inverted, have their pixels permuted, are blurred to 7 × 7
-patches and turned by 90 degrees; the first OOD set stands beside them. results/altered_images.json holds the AUROC of
-each by NAME; a call replaces its own NAMEs alone. `fashionmnist` there is of an earlier form, which searched within the
+Each RUN is a finished run on images; runs of one NAME are seeds. Gallery, calibration and scores are as in
+`answers.py`. Half of the test images, at most 2,000, are inverted, have permuted pixels, are blurred to 7 × 7 patches,
+or are turned by 90 degrees; the first OOD set is measured, too. results/altered_images.json holds the AUROC of each by
+NAME; a call replaces only its own NAMEs. `fashionmnist` there comes from an earlier version, which searched within the
 test images and had neither `combined` nor P(right).
 """
 

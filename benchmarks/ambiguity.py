@@ -1,14 +1,14 @@
-"""κ of ambiguity beside its rivals on real networks: wrong answers, strangers, blends of two items, and corruption.
+"""κ of ambiguity and its rivals on real networks: wrong answers, strangers, blends of two items, and corruption.
 
     python benchmarks/ambiguity.py --data FOLDER [--cache build/real] [--only NETWORK__DATA ...] [--draws 3]
 
-The features are of `real.py features`, parted as in `real_scores.py`. Ambiguity is learnt on the calibration queries,
+The features come from `real.py features`, split as in `real_scores.py`. Ambiguity is learnt on the calibration queries,
 with the gallery as further known items; nothing is chosen on test queries. 100 test queries are blended with a query of
-another class, in shares from 0 to ½: images pixel by pixel, texts by the other's last words in the place of their own.
-They are also cropped, and images get blur, noise and less contrast. Figures of each score: `ausc`; `auroc` of
-strangers; `blend`, the rank correlation of doubt with the share; and by kind of corruption the rank correlation of
-certainty with its severity, where falling is right. `each item` has the means of the correlations within an item.
-results/ambiguity.json; what other calls wrote stays in it.
+another class, in shares from 0 to ½: images pixel by pixel; in texts, the other's last words replace their own. They
+    are also cropped, and images get blur, noise and less contrast. For each score, the results are `ausc`; `auroc` of
+    strangers; `blend`, the rank correlation of doubt with the share; and, by kind of corruption, the rank correlation
+    of certainty with the severity, where −1 is best. `each item` has the means of the correlations within an item.
+    Results go to results/ambiguity.json; results of other calls stay in the file.
 """
 
 import argparse
@@ -43,7 +43,7 @@ Measure = Callable[[Places, Path, str, str, int], dict[str, Any]]
 
 
 def changed_images(image: Image.Image, other: Image.Image) -> dict[str, list[Image.Image]]:
-    """The variants of an image by kind, the least changed first; the first is the image itself."""
+    """The variants of an image by kind, from the least to the most changed; the first is the image itself."""
     image, (width, height) = image.convert("RGB"), image.size
     pixels, noise = np.asarray(image), np.random.default_rng(0).normal(size=(height, width, 3))
     noisy = [Image.fromarray((pixels + std * noise).clip(0, 255).astype(np.uint8)) for std in NOISES]
@@ -59,7 +59,7 @@ def changed_images(image: Image.Image, other: Image.Image) -> dict[str, list[Ima
 
 
 def changed_texts(text: str, other: str) -> dict[str, list[str]]:
-    """The variants of a text by kind, as of images."""
+    """The variants of a text by kind, as for images."""
     words, others = text.split(), other.split()
     blended = [
         [*words[: round(len(words) * (1 - share))], *others[len(others) - round(len(others) * share) :]]

@@ -1,4 +1,4 @@
-"""P(first hit is right) beside each of its single scores, on every kind of data of the suite.
+"""P(first hit is right) and each of its single scores, on every data set of the suite.
 
     python benchmarks/answers.py --data FOLDER [--only NAME ...] [--method laplace_posthoc] [--seeds 3] [--work FOLDER]
         [--runs NAME=FOLDER ...] [--cost]
@@ -127,7 +127,7 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
 
 
 def against_the_best(doubt: dict[str, Tensor], correct: Tensor, generator: torch.Generator) -> dict[str, Any]:
-    """How far P(right | known) is behind the single score of highest AUSC on these very queries."""
+    """AUSC of P(right | known) behind the best single score, chosen on these queries, with its bootstrap error."""
     best = max(
         (name for name in doubt if name not in (RIGHT, IF_KNOWN, COMBINED)), key=lambda name: ausc(correct, doubt[name])
     )
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def trained(parsed: argparse.Namespace, name: str) -> list[Path]:
-    """The runs of a data set, trained where they are not there."""
+    """The runs of a data set; missing ones are trained."""
     source = SOURCES[name](parsed)
     return [cell(parsed, name, source, parsed.method, seed).folder for seed in range(parsed.seeds)]
 
@@ -276,7 +276,7 @@ def cost() -> dict[str, Any]:
 
 
 def process_time_of(work: Callable[[], object]) -> float:
-    """The least of ten."""
+    """The least of ten processor times of a call, in seconds."""
     times = []
     for _ in range(10):
         start = time.process_time()

@@ -1,9 +1,9 @@
-"""The picture of docs/results/decisions.md: which answers are kept, what the probability is worth, and what is flagged.
+"""The picture of docs/results/decisions.md: kept answers, reliability of the probability, and flagged queries.
 
     python benchmarks/answers_picture.py NAME=RUN [NAME=RUN ...] [--output docs/pictures/answers.png]
 
-A row a finished run, a column a question. Gallery, calibration and queries are those of `answers.py`, whose tables say
-the same in numbers.
+Each row is a finished run, each column a question. Gallery, calibration and queries are as in `answers.py`, whose
+tables have the same numbers.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Whether calibrated promises are kept: false flags, false accepts, P(correct), and what is said to images of digits.
+"""Whether promises of a calibration hold: false flags, false accepts, P(correct), and answers to images of digits.
 
     python benchmarks/calibration.py RUN [RUN ...] --mnist FOLDER
 
-Each RUN is a finished run on FashionMNIST. Promises of rates are of a procedure, so they are tried on 200 partings of
-the test split into a part that is calibrated on and the rest. What a run would answer is calibrated on its validation
-split alone, one half of which is the gallery; test split and MNIST are then asked. Writes results/calibration.json.
+Each RUN is a finished run on FashionMNIST. Promises of rates are means over calibrations, so 200 random splits of the
+test images into a calibration part and the rest are tried. The answers of a run are calibrated on its validation split
+alone, half of which is the gallery; the queries are then the test split and MNIST. Writes results/calibration.json.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def search(queries: Prediction, gallery: Prediction | None, labels: Tensor, othe
 
 
 def false_flags(evidence: Evidence, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Rates on the rest of the test split against the target, and their spread against the Beta-binomial law."""
+    """Rates on the rest of the test split, with the target, and their spread, with the Beta-binomial law."""
     rates: dict[tuple[str, float], list[float]] = {(flag, target): [] for flag in FLAGGED_BY for target in OOD_TARGETS}
     n, fold = len(evidence.queries), folds_of(torch.arange(CALIBRATED))
 
@@ -130,7 +130,7 @@ def against_law(rates: list[float], target: float, n: int) -> dict[str, Any]:
 
 
 def false_accepts(asked: Searches, generator: torch.Generator) -> list[dict[str, Any]]:
-    """How often the interval that is stated for a threshold holds the rate on the rest of the test split."""
+    """Share of splits in which the interval of a threshold contains the rate on the rest of the test split."""
     scores = asked.non_mated
     found: dict[float, list[tuple[float, bool]]] = {target: [] for target in FAR_TARGETS}
     for known, new in partings(len(scores), generator):
@@ -150,9 +150,9 @@ def false_accepts(asked: Searches, generator: torch.Generator) -> list[dict[str,
 
 
 def false_accepts_alone(test: Prediction, labels: Tensor, generator: torch.Generator) -> list[dict[str, Any]]:
-    """The same where the part calibrated on is its own gallery, each query without itself, as no promise can be made.
+    """The same if the calibration part is its own gallery, each query without itself; no promise is possible then.
 
-    Two of its items are often each other's nearest non-match, so that fewer of its scores are of their own.
+    Two items are often each other's nearest non-match, so there are fewer independent scores.
     """
     mean = test.embeddings.mean
     found: dict[float, list[tuple[float, bool]]] = {target: [] for target in FAR_TARGETS}
@@ -185,7 +185,7 @@ def summary(target: float, results: list[tuple[float, bool]], gallery_size: int)
 
 
 def expected_coverage(target: float, new: int) -> float:
-    """How often the interval must hold the rate of `new` searches, were scores without ties: that rate is noisy too."""
+    """Expected coverage of the interval for the rate of `new` searches without ties; this rate is noisy, too."""
     tail = ConformalScores(torch.arange(float(CALIBRATED)).double())
     low, high = tail.interval(tail.threshold(target))
     law: Any = betabinom(new, *tail.law(target))
@@ -207,9 +207,9 @@ def p_correct(
     labels: tuple[Tensor, Tensor],
     stored: Tensor,
 ) -> dict[str, float]:
-    """ECE on the test split: in the gallery calibrated with, and in itself, four times as large.
+    """ECE on the test split: in the gallery of the calibration, and in the test split itself, four times as large.
 
-    The latter makes the calibration stale; it is measured again with the validation split calibrated in that gallery.
+    The larger gallery makes the calibration stale. A third ECE is for a new calibration in this gallery.
     """
     alone, again = search(test, None, labels[1], labels[1]), search(held, test, *labels)
 
@@ -247,7 +247,7 @@ def verification(
     stored: Tensor,
     generator: torch.Generator,
 ) -> dict[str, Any]:
-    """Pairs of an image and one of the gallery: over partings of the test split, and learnt from the validation."""
+    """Rates for pairs of an image and a gallery item: over splits of the test images, and from the validation split."""
 
     def pairs(queries: Prediction, of: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows, partners, same = draw_pairs(partial(_match, stored, of), len(of), len(stored), generator=generator)
@@ -285,7 +285,7 @@ def verification(
 def no_match(
     made: Calibration, gallery: Prediction, stored: Tensor, asked: dict[str, Prediction]
 ) -> list[dict[str, Any]]:
-    """Shares flagged at one false-flag target by each score, and decisions: FashionMNIST is asked, and MNIST."""
+    """Shares flagged by each score at one false-flag target, and decisions, for queries of FashionMNIST and MNIST."""
     rows = []
     found = {name: hits_of(seen, gallery) for name, seen in asked.items()}
     for score in FLAGGED_BY:
@@ -314,7 +314,7 @@ def _match(others: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
 
 
 def mean_of(measured: list[Any]) -> Any:
-    """The mean over runs of every number, in the shape that all share."""
+    """The mean over runs of every number, in the common structure of the results."""
     first = measured[0]
     if isinstance(first, dict):
         return {name: mean_of([found[name] for found in measured]) for name in first}

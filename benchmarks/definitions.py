@@ -1,10 +1,10 @@
-"""What the definitions of Warburg et al.'s code make of the same networks: their figures beside ours.
+"""Metrics of the same networks by the definitions of Warburg et al.'s code, and by lam's.
 
     python benchmarks/definitions.py NAME RUN RUN ...
 
-Each RUN is a finished run with a posterior or other samples, one a seed, and the first of its OOD sets. Direction,
-uncertainty and areas are taken from the same S samples as their code takes them; docs/reference/definitions.md
-lists what differs.
+Each RUN is a finished run of a method with samples; the runs are seeds. The first OOD set is used. Direction,
+uncertainty and areas come from the same S samples, as in the authors' code; docs/reference/definitions.md lists the
+differences.
 Results: results/definitions_NAME.json.
 """
 
@@ -32,7 +32,7 @@ OURS = ("map@1", "auroc", "auprc", "ausc", "ece", "ece_below_one")
 
 
 def theirs(inside: Tensor, outside: Tensor, labels: Tensor) -> dict[str, float]:
-    """By the mean of the samples (S, N, D) and their standard deviation in each dimension, κ left aside."""
+    """Metrics from the mean of the samples (S, N, D) and their standard deviation in each dimension, without κ."""
     direction, deviation = F.normalize(inside.mean(0), dim=1), inside.std(0)
     hits, _ = rank(direction, None, k=1)
     correct = (labels[hits[:, 0]] == labels).double()

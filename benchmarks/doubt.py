@@ -2,12 +2,12 @@
 
     python benchmarks/doubt.py --data FOLDER [--cache build/real] [--only NETWORK__DATA ...] [--draws 3]
 
-People's labels of each item, such as CIFAR-10H's, are not at hand. In their place, five small networks learn the
-classes from pixels, or from words: without lam, without the pretrained network, each with its own seed and width. Doubt
-is the entropy of their mean probability of the classes, on test items that no network trained on. lam embeds the same
-items by the features of `real.py features`. All classes are known; a fifth of the items, at most 1,000, are test
-queries, and half as many are calibration queries. Each score's figure is the rank correlation of doubt with minus the
-score. results/doubt.json; what other calls wrote stays in it.
+Labels by many people, such as CIFAR-10H's, are not available. Instead, five small networks learn the classes from
+pixels or words, without lam and without the pretrained network, each with its own seed and width. Doubt is the entropy
+of their mean class probabilities, on test items that no network trained on. lam embeds the same items by the features
+of `real.py features`. All classes are known; a fifth of the items, at most 1,000, are test queries, and half as many
+are calibration queries. The figure of each score is the rank correlation of doubt with minus the score. Results go to
+results/doubt.json; results of other calls stay in the file.
 """
 
 import zlib

@@ -1,9 +1,9 @@
-"""What κ costs: embedding with 32 marginal samples against the deterministic forward pass, ResNet-50 with D = 512.
+"""The cost of κ: embedding with 32 marginal samples, compared with the deterministic forward pass, ResNet-50, D = 512.
 
     python benchmarks/embed.py [--quick]
 
-Both are measured in turn in one run; results/embed.json holds seconds and their ratio. On a GPU the exported program,
-compiled to a graph of CUDA, is measured too: it launches few kernels, see `kernels.py`.
+Both are measured in turn in one run; results/embed.json holds seconds and their ratio. On a GPU, the exported program,
+compiled to a CUDA graph, is measured, too: it launches few kernels, see `kernels.py`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from lam import models
 
 
 def in_turn(calls: list, repeats: int) -> list[list[float]]:
-    """Seconds of each call, measured one after the other so that a drift of the machine meets all of them."""
+    """Seconds of each call, measured in turn, so that a drift of the machine affects all of them."""
     measured: list[list[float]] = [[] for _ in calls]
     for round_ in range(repeats + 1):
         for call, kept in zip(calls, measured, strict=True):

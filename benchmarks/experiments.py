@@ -1,10 +1,9 @@
-"""What `lam experiment` found, of one or more runs, as results from which the tables are made.
+"""Results of one or more runs of `lam experiment`, for the tables.
 
     lam experiment posterior-recovery -o FOLDER
     python benchmarks/experiments.py posterior_recovery FOLDER ... [--add]
 
-results/NAME.json holds the settings and the tables of each run, without its plots; with --add after those that it holds
-already.
+results/NAME.json holds the settings and the tables of each run, without plots; --add keeps the runs that are in it.
 """
 
 import json

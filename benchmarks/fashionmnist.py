@@ -3,11 +3,10 @@
     python benchmarks/fashionmnist.py --mnist FOLDER [--root FOLDER] [--seeds 5] [--loss-seeds 3] [--variant-seeds 3]
         [--online-seeds 3] [--online-limit N]
 
-Each seed is one `lam run fashionmnist laplace_posthoc`; a run that is finished is not done again. The six
-variants share a seed's network; online each is a training of its own, with one sample a step.
-results/fashionmnist.json holds every figure of the default loss, its mean and its standard deviation;
-fashionmnist_losses.json, fashionmnist_variants.json and fashionmnist_online_variants.json the same of other losses
-and of variants.
+Each seed is one `lam run fashionmnist laplace_posthoc`; finished runs are not repeated. The six variants share a seed's
+network; online, each variant is a separate training with one sample per step. results/fashionmnist.json holds every
+figure of the default loss, its mean and its standard deviation; fashionmnist_losses.json, fashionmnist_variants.json
+and fashionmnist_online_variants.json hold the same for other losses and for variants.
 """
 
 import argparse
@@ -50,7 +49,7 @@ def configured(parsed: argparse.Namespace, loss: str, seed: int) -> RunConfig:
 
 
 def on_these_data(parsed: argparse.Namespace, method: str, overrides: list[str]) -> RunConfig:
-    """The shipped configuration of a method, with FashionMNIST and MNIST where they are."""
+    """The shipped configuration of a method, with the folders of FashionMNIST and MNIST."""
     overrides += [f"--data.root={parsed.root}"] if parsed.root else []
     config = load_config(f"fashionmnist {method}", overrides)
     ood = [replace(each, root=parsed.mnist) for each in config.data.ood]

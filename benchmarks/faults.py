@@ -1,10 +1,10 @@
-"""The full counts of the checks whose light form the tests run: kills, samplers, golden grids.
+"""The full counts of checks whose light form is in the tests: kills, samplers, golden grids.
 
     python benchmarks/faults.py [--only EXPRESSION] [--minutes MINUTES]
 
-Runs tests with the `slow` marker, all or those that pytest's -k EXPRESSION selects ("service", "kill and not run"), and
-puts what was run, how it ended, how long it took and what was measured into results/faults.json, where other checks
-stay as they are. Of what was measured, `load` says how busy the machine was when all had ended.
+Runs tests with the `slow` marker, all or the ones that pytest's -k EXPRESSION selects ("service", "kill and not run").
+Writes each test, its outcome, duration and measurements into results/faults.json, where other checks stay unchanged.
+Among the measurements, `load` is the load of the machine at the end.
 """
 
 import argparse
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def outcomes(report: Path) -> dict[str, Any]:
-    """What a report of pytest says of each test, its parameters taken together."""
+    """The outcome of each test in a report of pytest; parameters of a test are joined."""
     checks: dict[str, Any] = {}
     processor = machine()["processor"]
     for case in ElementTree.parse(report).iter("testcase"):

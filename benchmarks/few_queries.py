@@ -1,9 +1,9 @@
-"""What few calibration queries cost: share answered, false accepts and the ECE of P(right | known), by their number.
+"""Decisions after calibration on few queries: answered share, false accepts and ECE of P(right | known).
 
     python benchmarks/few_queries.py [--cache build/real] [--draws 5] [--subsets 4]
 
-Of each draw of `real.py score`, 20, 30, 40, 60 and 100 of the calibration queries are taken at random, and the test
-queries are answered at a false-accept rate of 0.1, false flags at 0.05 or the least rate that can be promised. Writes
+From each draw of `real.py score`, 20, 30, 40, 60 and 100 calibration queries are taken at random. Test queries are
+answered at a false-accept rate of 0.1, and at a false-flag rate of 0.05 or the least possible one. Writes
 results/few_queries.json and docs/pictures/few_queries.png.
 """
 
@@ -39,7 +39,7 @@ CURVES = {
 
 
 def answered(parts: Any, size: int, generator: torch.Generator) -> dict[str, float | str]:
-    """Calibrate on so many queries, and answer those of the test."""
+    """Calibrate on `size` queries, and answer the test queries."""
     rows = torch.randperm(len(parts.calibration.labels), generator=generator)[:size]
     asked = Part(parts.calibration.embeddings[rows], parts.calibration.features[rows], parts.calibration.labels[rows])
     gallery, test = parts.gallery, parts.test

@@ -1,10 +1,11 @@
-"""Searches among some items beside FAISS's own selectors, and searches of all before and after lam had filters.
+"""Searches among some items, compared with FAISS's selectors; searches of all items before and after lam had filters.
 
     python benchmarks/filtered.py [--before CHECKOUT] [--quick]
 
-N random unit vectors of 128 dimensions; 32 queries at once, 10 hits, one thread. A ratio is the time of the faster of
-FAISS's selectors (a hash set or a bitmap of rows) over lam's, taken in turn; results/filtered.json holds medians.
-CHECKOUT is a checkout of the commit before filters: processes of both search the same gallery in turn.
+N random unit vectors of 128 dimensions; 32 queries at once, 10 hits, one thread. A ratio is the time of the faster one
+of FAISS's selectors (a hash set or a bitmap of rows) over lam's time, measured in turn; results/filtered.json holds
+medians.
+CHECKOUT is a checkout of the commit before filters: processes of both versions search the same gallery in turn.
 """
 
 import argparse
@@ -106,7 +107,7 @@ def search(folder: Path) -> None:
 
 
 def beside_before(checkout: Path, n: int, turns: int) -> dict[str, Any]:
-    """Time of a search of all items over the time that it took before filters."""
+    """Time of a search of all items over its time before filters."""
     now = Path(__file__).parent.parent
     ratios: dict[str, list[float]] = {"one": [], "many": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,11 @@
-"""What the gallery costs beside the plain thing, at 100,000 items of 512 dimensions.
+"""The cost of the gallery, compared with a plain index and JSON file, at 100,000 items of 512 dimensions.
 
     python benchmarks/gallery.py [--quick]
 
-The plain thing is one `lam.retrieval.Index` and one JSON file of what its items are, each in a folder that is sealed
-by hashes. It holds no item to a hash of its own, replaces what was added while serving with the rest, and is left
-apart by a process that is killed between the two. Both begin with embeddings and the images that these are of. Each
-is measured in processes of its own, in turn; results/gallery.json holds CPU seconds, peak memory, and ratios within a
-turn.
+The plain form is one `lam.retrieval.Index` and one JSON file with the data of the items, in a folder with hashes. It
+has no hash for each item, a new index replaces added items, and a kill between the two files leaves them inconsistent.
+Both forms start from embeddings and images. Each is measured in separate processes, in turn; results/gallery.json holds
+CPU seconds, peak memory, and ratios within a turn.
 """
 
 import argparse
@@ -92,7 +91,7 @@ def measured(call: Callable[[], object]) -> float:
 
 
 def one(system: str, part: str, folder: Path, n: int) -> None:
-    """Print what one part takes, in this process."""
+    """Print the time and memory of one part, in this process."""
     of, result = SYSTEMS[system], dict[str, Any]()
     if part == "search":
         query = embeddings(1, 3)

@@ -1,14 +1,15 @@
-"""Curvature over all pairs: time against one pair at a time and against BackPACK, memory, and a whole data set.
+"""Curvature over all pairs: time, compared with one pair at a time and with BackPACK; memory; and a whole data set.
 
     python benchmarks/ggn.py [--quick] [--infonce [--published FILE]] [--matmuls] [--curvlinops]
 
-Everything is measured in one run, and results/ggn.json holds seconds and ratios; where there is a GPU, those of it and
-of a million items are in ggn_gpu.json. With `--infonce` it is InfoNCE with one side fixed alone, against a (D, D)
-matrix for every item, as written here or, with `--published`, as in that copy of `bayesvlm/hessians.py` of
-AaltoML/BayesVLM, which is no part of lam; with `--matmuls` `fixed` against its own matmuls; in CPU time of one thread,
-and in results/infonce.json and results/ggn_matmuls.json. With `--curvlinops` it is curvlinops' estimates of the
-diagonal in the time that ours takes and in multiples of it, with their errors, in results/curvlinops.json; it is no
-part of lam: have curvlinops importable.
+All measurements come from one run, and results/ggn.json holds seconds and ratios; on a GPU, ggn_gpu.json also has a
+million items. The other options measure CPU time of one thread:
+
+- `--infonce`: only InfoNCE with one side fixed, compared with a (D, D) matrix for every item, as written here, or with
+  `--published`, as in a copy of `bayesvlm/hessians.py` of AaltoML/BayesVLM; results/infonce.json
+- `--matmuls`: `fixed`, compared with its own matmuls; results/ggn_matmuls.json
+- `--curvlinops`: curvlinops' estimates of the diagonal in the time of lam and in multiples of it, with their errors;
+  results/curvlinops.json. curvlinops must be importable.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def layer(N: int, D: int, P: int, classes: int = 8) -> tuple[Tensor, Tensor, Ten
 
 
 def pair_by_pair(features: Tensor, weight: Tensor, bias: Tensor, pairs: list[tuple[int, int]], cross: bool) -> Tensor:
-    """What one writes first: the arccos closed form, a pair at a time."""
+    """A simple loop: the closed form of `arccos`, one pair at a time."""
     f = F.linear(features, weight, bias)
     r = f.norm(dim=1, keepdim=True)
     n = f / r
@@ -85,10 +86,10 @@ def pair_by_pair(features: Tensor, weight: Tensor, bias: Tensor, pairs: list[tup
 
 
 def backpack_seconds(features: Tensor, weight: Tensor, repeats: int) -> float:
-    """BackPACK's DiagGGNExact of the same layer for a surrogate with one quadratic term an item.
+    """Seconds of BackPACK's DiagGGNExact for the same layer, with a surrogate loss of one quadratic term per item.
 
-    ‖f‖² summed over the items has the curvature 2 Σ_a φ_aj², which is h with A = 1: the same shapes and the same kind
-    of sum, without pairs, normalisation or margin, which BackPACK cannot express. It is compared before it is timed.
+    The sum of ‖f‖² over items has the curvature 2 Σ_a φ_aj²: the same shapes and the same kind of sum, without pairs,
+    normalisation or margin, which BackPACK cannot express. The result is checked before it is timed.
     """
     from backpack import backpack, extend
     from backpack.extensions import DiagGGNExact
@@ -153,7 +154,7 @@ def thread_seconds(call: Callable[[], Any]) -> float:
 
 
 class HeldStill(nn.Module):
-    """−Σ_a n_a · m_a with m_a, given as targets, what the partners of an item add up to: `fixed`, item by item."""
+    """−Σ_a n_a · m_a, with the sums m_a over an item's partners as targets: `fixed`, item by item."""
 
     reduction = "sum"
 
@@ -162,7 +163,7 @@ class HeldStill(nn.Module):
 
 
 class OfPairs(nn.Module):
-    """−Σ_ab t_ab n_a · n_b with the weights t of all pairs of a batch as targets: `full`, of the batch as a whole."""
+    """−Σ_ab t_ab n_a · n_b, with the weights t of all pairs of a batch as targets: `full`, for the whole batch."""
 
     reduction = "sum"
 
@@ -172,7 +173,7 @@ class OfPairs(nn.Module):
 
 
 def linear_operator(features: Tensor, weight: Tensor, pairs: Pairs, fix: str) -> Any:
-    """curvlinops' GGN of the same pairs, split at the outputs as `arccos` is, within a margin of 2."""
+    """curvlinops' GGN for the same pairs, with the split `arccos` and a margin of 2."""
     from curvlinops import GGNLinearOperator  # pyright: ignore[reportMissingImports]
 
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
@@ -185,10 +186,10 @@ def linear_operator(features: Tensor, weight: Tensor, pairs: Pairs, fix: str) ->
 
 
 def estimated(shape: tuple[int, int, int], fix: str) -> dict[str, object]:
-    """Estimates of a diagonal by products with random vectors, of ever more of these, beside the exact one.
+    """Estimates of a diagonal by products with more and more random vectors, compared with the exact diagonal.
 
-    Each is given the time that ours takes, and multiples of it: the most vectors, doubled from one (XDiag: two) on,
-    that this is long enough for; least CPU time of one thread. The operator is there before time is taken.
+    Each estimate gets lam's time, and multiples of it. The number of vectors is the greatest power of two that fits
+    (XDiag: at least two). Times are the least CPU times of one thread, without the construction of the operator.
     """
     from curvlinops import hutchinson_diag, xdiag  # pyright: ignore[reportMissingImports]
 
@@ -223,7 +224,7 @@ def estimated(shape: tuple[int, int, int], fix: str) -> dict[str, object]:
 
 
 def memory(split: str, fix: str) -> dict[str, float]:
-    """Peak memory of one variant at the largest shape, in a process of its own."""
+    """Peak memory of one variant at the largest shape, in a separate process."""
     features, weight, bias, pairs = layer(*MEMORY_SHAPE)
     start = time.perf_counter()
     peak = peak_bytes(
@@ -233,7 +234,7 @@ def memory(split: str, fix: str) -> dict[str, float]:
 
 
 def whole_data_set(N: int, D: int, P: int) -> dict[str, float]:
-    """Every pair of a data set, from features that are already there."""
+    """Seconds for every pair of a data set, from features in memory."""
     random: Any = {"generator": torch.Generator(DEVICE).manual_seed(0), "device": DEVICE}
     labels = torch.randint(0, 10, (N,), **random)
     features = torch.randn(10, P, **random)[labels].add_(torch.randn(N, P, **random))
@@ -257,10 +258,10 @@ def one_side(B: int, dtype: torch.dtype, D: int = 512) -> tuple[Tensor, Tensor]:
 
 
 def with_matrices(images: Tensor, texts: Tensor) -> Tensor:
-    """Σ_a H_a of InfoNCE with one side fixed, written out: a (D, D) matrix for every image, as in BayesVLM's code.
+    """Σ_a H_a of InfoNCE with one side fixed, with a (D, D) matrix for every image, as in BayesVLM's code.
 
-    Of B images and texts that is a (B, B, D) array of weighted texts and (B, D, D) ones of second moments, products of
-    means, Jacobians of the normalisation and the result.
+    For B images and texts, it forms a (B, B, D) array of weighted texts, and (B, D, D) arrays of second moments,
+    products of means, Jacobians of the normalisation and the result.
     """
     r = images.norm(dim=1, keepdim=True)
     n = images / r
@@ -279,7 +280,7 @@ def without_matrices(images: Tensor, texts: Tensor) -> Tensor:
 
 
 def as_published(file: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The same by the function of a copy of BayesVLM's `hessians.py`."""
+    """The same by the function in a copy of BayesVLM's `hessians.py`."""
     compute = runpy.run_path(file)["compute_hessian_analytic_InfoNCE"]
     return partial(compute, logit_scale=torch.tensor(-math.log(TEMPERATURE), dtype=torch.float64))
 
@@ -298,9 +299,9 @@ def infonce(B: int, form: str) -> dict[str, float]:
 def against_matrices(largest: int, published: str | None) -> dict[str, object]:
     """InfoNCE with one side fixed at D = 512, with and without the (B, D, D) arrays.
 
-    Beyond the largest B at which these fit in free memory, their bytes are 4 max(B² D + B D², k B D²), the weighted
-    texts and the first product or k arrays of (B, D, D), four as written here and seven as published, which keeps all
-    names; and their time grows with the multiply-adds, B² D² + 2 B D³.
+    If the arrays do not fit into free memory, the bytes are computed as 4 max(B² D + B D², k B D²): the weighted texts
+    and the first product, or k arrays of (B, D, D). k is four for the form here, and seven for the published one, which
+    keeps all its arrays. The time then grows with the multiply-adds, B² D² + 2 B D³.
     """
     form, held = (published, 7) if published else ("matrices", 4)
     with_them = as_published(published) if published else with_matrices
@@ -332,9 +333,9 @@ def against_matrices(largest: int, published: str | None) -> dict[str, object]:
 
 
 def against_matmuls(shape: tuple[int, int, int]) -> dict[str, object]:
-    """`fixed`, arccos, of a batch against the matmuls that it consists of: least CPU time of one thread, in turn.
+    """`fixed`, arccos, of a batch, compared with its matmuls: least CPU time of one thread, in turn.
 
-    With the outputs as `nn.Linear` computes them, and as the curvature does, which is faster for a narrow layer.
+    Outputs are computed as by `nn.Linear`, and as in the curvature, which is faster for a narrow layer.
     """
     N, D, P = shape
     features, weight, bias, pairs = layer(*shape)

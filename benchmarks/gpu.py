@@ -1,9 +1,9 @@
-"""What takes a GPU: the curvature of all layers of a ResNet-50, and exact search of a million embeddings.
+"""Work for a GPU: the curvature of all layers of a ResNet-50, and exact search of a million embeddings.
 
     python benchmarks/gpu.py
 
-results/gpu.json holds seconds and the GPU's memory; the search is by FAISS on the GPU and on all cores, in turn in one
-run, and both find the same.
+results/gpu.json holds seconds and the GPU's memory. FAISS searches on the GPU and on all cores, in turn in one run,
+with the same results.
 """
 
 import sys

@@ -1,11 +1,12 @@
-"""A newcomer's folder of photographs or pictures: what the default network finds, and how long the run takes.
+"""A user's folder of photographs or pictures: recall with the default network, and the time of the run.
 
     python benchmarks/images.py FOLDER [FOLDER ...] --seeds 5 --work /tmp/images
 
-Each cell is one `lam run folder` in a process of its own, so that its seconds are those that a user waits for. Beside
-the default, a frozen EfficientNet-Lite0 with a trained head, stand its features without a head and the ResNet-18 that
-is trained from random weights where the extra images is missing, both from one seed.
-benchmarks/results/images.json has all cells, with the load of the machine as each began; what is there is not run
+Each cell is one `lam run folder` in a separate process, so its seconds are the time for a user. The default is a frozen
+EfficientNet-Lite0 with a trained head. For comparison, with one seed each: its features without a head, and a ResNet-18
+trained from random weights, the default without the extra `images`.
+
+benchmarks/results/images.json has all cells, with the load of the machine at their start; existing cells are not run
 again.
 """
 
@@ -53,7 +54,7 @@ def cell(folder: Path, network: str, seed: int, output: Path) -> dict[str, Any]:
 
 
 def recall_in_folder(finished: Run) -> float:
-    """Recall@1 of the test part where all other images of the folder are found, those trained on too."""
+    """Recall@1 of the test split if the gallery is the whole folder, including training images."""
     splits, _ = load_data(finished.config.data)
     parts = [splits.test, splits.train, splits.validation]
     embedded = [finished.encoder.embed(loader_of(part, batch_size=64), n_samples=2).mean.cpu() for part in parts]
@@ -65,7 +66,7 @@ def recall_in_folder(finished: Run) -> float:
 
 
 def main() -> None:
-    """Run what is missing, and print means and standard deviations."""
+    """Run missing cells, and print means and standard deviations."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, help="with a sub-folder a class")
     parser.add_argument("--seeds", type=int, default=5, help="of the default network (default: 5)")

@@ -1,28 +1,27 @@
-"""Questions of no known intent: CLINC150's out of scope beside published rows, and intents that were left out.
+"""Questions of no known intent: CLINC150's out of scope, compared with published results, and left-out intents.
 
     python benchmarks/intents.py --data FOLDER [--features FILE] [--seeds 5] [--splits 10]
 
-FOLDER holds `clinc150` and `banking77`. Texts go once through all-MiniLM-L6-v2, frozen, all of whose layers are
-features; `--features` keeps them. On these a linear head of 128 dimensions is trained by SupCon as `lam run` does, the
-gallery is the training part, and everything is calibrated on the validation part, in which there is no question of an
-unknown intent.
+FOLDER holds `clinc150` and `banking77`. A frozen all-MiniLM-L6-v2 embeds each text once; all its layers are features,
+which `--features` keeps. A linear head of 128 dimensions is trained on them by SupCon as in `lam run`. The gallery is
+the training split. The calibration uses the validation split, which has no question of an unknown intent.
 
 - `out_of_scope`: all 150 intents of CLINC150 are known. AUROC and AUPRC of the 1,000 questions out of scope by every
-  score, and ECE of the probability that the predicted intent is right, where a question out of scope counts as wrong;
-  with half of the questions expected to be strangers, as by default, and with a share of 0.05.
-- `open_intent`: 25, 50 or 75 % of the intents are known, drawn anew in each split. An unknown intent is one class more:
-  accuracy over all, and F1 of that class. Score and share of flagged known questions are chosen once for all, by the
-  accuracy on validation parts, half of the known intents playing the unknown ones.
-- `strangers`: a tenth of the intents is set aside before training, and false accepts of the others left out, never
-  seen, are promised at several rates; beside the share of known questions that are answered by that cosine and by a
-  cosine of the plain sentence embedding at the same rate; and of both those that are not flagged by `combined` either.
-- `cost_of_setting_aside`: recall@1 of test questions in a gallery of all intents, of those that the head learnt from
-  and of those that were set aside, beside a head that has learnt from all.
+  score, and ECE of the probability that the predicted intent is right; a question out of scope counts as wrong. The
+  expected share of strangers is the default, a half, or 0.05.
+- `open_intent`: 25, 50 or 75 % of the intents are known, drawn anew in each split. Unknown intents form one more class:
+  accuracy over all classes, and F1 of this class. Score and share of flagged known questions are chosen once for all,
+  by the accuracy on validation splits, in which half of the known intents stand in for unknown ones.
+- `strangers`: a tenth of the intents is set aside before training, to promise false accepts of other unseen intents at
+  several rates. Also the share of known questions answered by this cosine, and by the cosine of the plain sentence
+  embedding at the same rate; and both without the questions that `combined` flags.
+- `cost_of_setting_aside`: recall@1 of test questions in a gallery of all intents, for trained intents and for
+  intents set aside, compared with a head trained on all intents.
 - `losses_NAME`: recall@1 of the encoder's plain embedding, and of heads on all layers trained by the contrastive loss
   and by SupCon.
-- `layers_NAME`: a head on all layers beside one on the last layer's embedding alone, for both sets of questions and
-  sentences of Python's standard library: recall@1, and AUROC of what is out of scope by `combined`; `few_NAME` the same
-  with 30 intents of 10 training questions each.
+- `layers_NAME`: a head on all layers, compared with a head on the last layer's embedding, for both sets of
+  questions and sentences of Python's standard library: recall@1, and AUROC of strangers by `combined`. `few_NAME` is
+  the same with 30 intents of 10 training questions each.
 
 Writes results/intents.json.
 """
@@ -82,13 +81,13 @@ class Part:
     labels: Tensor
 
     def of(self, classes: Tensor) -> "Part":
-        """Those of some classes."""
+        """The items of some classes."""
         rows = torch.isin(self.labels, classes)
         return Part(self.features[rows], self.labels[rows])
 
 
 class Labelled(TensorDataset):
-    """With the labels that the loop draws its batches by."""
+    """A data set with the attribute `labels`, from which the loop draws its batches."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part.features, part.labels)
@@ -128,7 +127,7 @@ class Cell:
         self.calibration = calibrate(self.data, Choices(TARGETS), key="")
 
     def ask(self, features: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Doubt by every score and by P(right), and the intent of the first hit."""
+        """Doubt by every score and by P(right), and the intent of the first hit, for questions."""
         asked = self.encoder.predict([features], n_samples=N_SAMPLES)
         none = torch.zeros(1, len(self.stored), dtype=torch.bool)
         found = search_open_set(asked.embeddings.mean, self.gallery.mean, lambda rows: none.expand(len(rows), -1))
@@ -162,7 +161,7 @@ def out_of_scope(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str
 
 
 def opened(cell: Cell, known: Part, unknown: Tensor, limits: Part) -> dict[tuple[str, float], tuple[float, float]]:
-    """Accuracy and F1 of the unknown intents, by score and by the share of known questions that it flags."""
+    """Accuracy and F1 of the unknown intents, by score and by share of flagged known questions."""
     of_limits, (doubt, predicted), (foreign, _) = (
         cell.ask(limits.features)[0],
         cell.ask(known.features),
@@ -181,7 +180,7 @@ def opened(cell: Cell, known: Part, unknown: Tensor, limits: Part) -> dict[tuple
 
 
 def chosen(sources: dict[str, dict[str, Part]]) -> tuple[str, float]:
-    """The score and the rate of the highest accuracy, half of the known intents playing the unknown ones."""
+    """The score and the rate with the highest accuracy, if half of the known intents stand in for unknown ones."""
     total: dict[tuple[str, float], float] = {}
     for parts in sources.values():
         for fraction in FRACTIONS:
@@ -215,7 +214,7 @@ def open_intent(
 
 
 def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
-    """False accepts of intents never seen, where as many others, set aside before training, promised them."""
+    """False accepts of unseen intents at rates that other intents, set aside before training, promise."""
     classes = parts["train"].labels.unique()
     order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))]
     n = round(0.1 * len(classes))
@@ -247,7 +246,7 @@ def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
 
 
 def cost_of_setting_aside(parts: dict[str, Part], seed: int) -> dict[str, float]:
-    """recall@1 in a gallery of all intents, by a head that has learnt from all and by one that has not from a tenth."""
+    """Recall@1 in a gallery of all intents, by a head trained on all intents, and by a head trained on nine tenths."""
     classes, test = parts["train"].labels.unique(), parts["test"]
     order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
     n = round(0.1 * len(classes))
@@ -263,7 +262,7 @@ def cost_of_setting_aside(parts: dict[str, Part], seed: int) -> dict[str, float]
 
 
 def of_layers(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str, float]:
-    """What a head finds and tells that learns from the last layer's embedding, and one that learns from all layers."""
+    """Recall@1 and AUROC of strangers, by a head on the last layer's embedding and by a head on all layers."""
     measured: dict[str, float] = {}
     for name, columns in (("last", EMBEDDING), ("all", slice(None))):
         train_part, validation, test = (Part(parts[p].features[:, columns], parts[p].labels) for p in PARTS)
@@ -291,7 +290,7 @@ def of_losses(parts: dict[str, Part], seed: int) -> dict[str, float]:
 
 
 def few(parts: dict[str, Part], seed: int) -> dict[str, Part]:
-    """So many intents, drawn anew for each seed, and so many questions of each."""
+    """Random intents, new for each seed, and some questions of each."""
     classes = parts["train"].labels.unique()
     drawn = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))[: FEW["intents"]]]
 
@@ -303,7 +302,7 @@ def few(parts: dict[str, Part], seed: int) -> dict[str, Part]:
 
 
 def embedded(folder: Path) -> dict[str, Any]:
-    """What all layers of the frozen encoder make of the texts of all data sets, by part."""
+    """Features of all layers of the frozen encoder for the texts of all data sets, by split."""
     frozen = models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=DIMENSION).features.eval()
 
     def features(items: Any) -> Tensor:

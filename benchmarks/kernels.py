@@ -1,11 +1,11 @@
-"""What a GPU would launch: operations and synchronisations of κ and of an online step, counted in a trace on the CPU.
+"""Kernels that a GPU would launch: operations and synchronisations of κ and of an online step, from a trace on the CPU.
 
     python benchmarks/kernels.py
 
-A small kernel takes a GPU about as long as its launch, so their number is the cost of κ for a small batch. Views count
-as nothing. A synchronisation copies a value to Python. "Compiled" is the posterior's program as `encoder.export` traces
-it, after inductor has fused it: its loops, and its products of matrices. results/kernels.json holds the counts;
-`embed.py` and `online.py` hold the seconds, on a GPU where there is one.
+A small kernel takes a GPU about as long as its launch, so their number is the cost of κ for a small batch. Views do not
+count. A synchronisation copies a value to Python. "Compiled" is the posterior's program as `encoder.export` traces it,
+after fusion by inductor: its loops and its matrix products. results/kernels.json holds the counts; `embed.py` and
+`online.py` measure seconds, on a GPU if there is one.
 """
 
 import sys
@@ -48,7 +48,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def counts(self) -> dict[str, int]:
-        """Operations other than views and copies to Python, and these copies."""
+        """Number of operations, without views and copies to Python, and number of these copies."""
         copies = sum(n for name, n in self.calls.items() if name in TO_PYTHON)
         views = sum(n for name, n in self.calls.items() if name.strip("_") in VIEWS)
         return {"operations": self.calls.total() - views - copies, "synchronisations": copies}
@@ -75,7 +75,7 @@ class Head(nn.Module):
 
 
 def compiled(posterior: Any, features: Tensor) -> dict[str, Any]:
-    """Launches of the compiled program, and how far its κ is from the eager one, relative."""
+    """Launches of the compiled program, and the relative difference of its κ from the eager κ."""
     head = Head(posterior.predictor(checked=False))
     inputs = features, posterior.outputs(features)
     batch = torch.export.Dim("batch", min=2, max=1 << 16)

@@ -1,12 +1,12 @@
-"""The last layer of laplace-torch beside ours: processor time of a fit and of the covariances of outputs, as ratios.
+"""The last layer of laplace-torch and of lam: processor time of a fit and of the covariances of outputs, as ratios.
 
     python benchmarks/laplace_torch.py --inputs 512 --dimension 3 [--items 1500] [--queries 256] [--double]
 
-Both have the same random features, and a layer with the same weights; laplace-torch has no loss over pairs, so that its
-likelihood is that of a regression. Both take turns on one thread, and the least of each is taken. Ours decomposes its
-factors in float64 whatever the features are; with `--double` features and weights are float64, so that theirs does so
-too. laplace-torch is no part of lam: have it importable. results/laplace_torch.json has a row for each size and type;
-another call replaces its own alone.
+Both have the same random features, and a layer with the same weights. laplace-torch has no loss over pairs, so its
+likelihood is a regression. Both take turns on one thread, and the least time of each counts. lam decomposes its factors
+in float64 for any features; with `--double`, features and weights are float64, so laplace-torch does so, too.
+laplace-torch must be importable. results/laplace_torch.json has a row for each size and type; another call replaces
+only its own rows.
 """
 
 import argparse
@@ -27,7 +27,7 @@ REPEATS = 5
 
 
 def measured(theirs: Callable[[], Any], ours: Callable[[], Any]) -> dict[str, float]:
-    """Seconds of both, and how many times faster ours is."""
+    """Seconds of both, and the speed-up of lam."""
     least = {"laplace_torch": float("inf"), "lam": float("inf")}
     for _ in range(REPEATS):
         for name, call in zip(least, (theirs, ours), strict=True):
@@ -38,7 +38,7 @@ def measured(theirs: Callable[[], Any], ours: Callable[[], Any]) -> dict[str, fl
 
 
 def compared(structure: str, layer: nn.Linear, features: torch.Tensor, labels: torch.Tensor, n_queries: int) -> Any:
-    """Fit and covariances of the outputs of some queries, by a structure that both have."""
+    """Fit and covariances of the outputs of some queries, by a structure of both libraries."""
     from laplace import Laplace  # pyright: ignore[reportMissingImports]
 
     network = nn.Sequential(nn.Identity(), layer)

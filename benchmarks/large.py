@@ -1,10 +1,11 @@
-"""What a gallery of a million items takes: its store, a start of the service's gallery, and a calibration.
+"""Time, memory and disk space of a gallery of a million items: its store, a start of the service, and a calibration.
 
     python benchmarks/large.py [--sizes 100000 1000000]
 
-Random unit vectors of 128 dimensions with a label of a thousand and a field of metadata, no picture. Each step is a
-process of its own. results/large.json holds seconds, peak memory and size on disk, and what ten million items would
-take: ten times the time of the last size, except for fitting the calibration, and MiB by the slope of the last two.
+Random unit vectors of 128 dimensions with one of a thousand labels and a field of metadata, without pictures. Each step
+is a separate process. results/large.json holds seconds, peak memory and size on disk, and an extrapolation to ten
+million
+items: ten times the time of the last size, except for fitting the calibration, and MiB by the slope of the last two.
 """
 
 import argparse
@@ -100,7 +101,7 @@ def measure(n: int) -> dict[str, float]:
 
 
 def extrapolated(measured: dict[int, dict[str, float]]) -> dict[str, float]:
-    """What ten million items would take."""
+    """Estimates for ten million items."""
     less, most = sorted(measured)[-2:]
     far = dict(measured[most])
     for name, value in measured[most].items():

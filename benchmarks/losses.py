@@ -1,10 +1,10 @@
-"""Losses: time of a step against pytorch-metric-learning's, and how it grows with the batch.
+"""Losses: time of a step, compared with pytorch-metric-learning, and its growth with the batch.
 
     python benchmarks/losses.py [--quick]
 
-A step is the loss of unit embeddings and its gradient in them, pairs included where the loss takes pairs. Seconds are
-of the processor, on one thread, so that other work on the machine counts less; the losses of a batch take turns, and
-the median is kept. results/losses.json holds seconds, ratios and the exponent of growth over the last doubling.
+A step is the loss of unit embeddings and its gradient, including pairs if the loss takes pairs. Seconds are processor
+seconds on one thread, so other work on the machine has less effect; the losses of a batch take turns, and the median
+counts. results/losses.json holds seconds, ratios and the exponent of growth over the last doubling.
 """
 
 import argparse
@@ -29,7 +29,7 @@ Call = Callable[[Tensor, Tensor], Tensor]
 
 
 def losses() -> dict[str, Call]:
-    """Every loss as a function of embeddings and labels; PML's memoryless classes and lam's alike."""
+    """Every loss as a function of embeddings and labels, in pytorch-metric-learning and in lam."""
     infonce, supcon = InfoNCE(0.7, TEMPERATURE), SupCon(0.7, TEMPERATURE)
     varcon, aninfonce = VarCon(TEMPERATURE), AnInfoNCE(DIMENSION, 1 / (2 * TEMPERATURE))
     ntxent, pml_supcon = NTXentLoss(TEMPERATURE), SupConLoss(TEMPERATURE)

@@ -1,10 +1,10 @@
-"""Whether the tests notice when a check is taken out: each mutant lacks one, and a named test must fail for it.
+"""Whether the tests notice a missing check: each mutant lacks one check, and a named test must fail for it.
 
     python benchmarks/mutants.py [--only WORD ...]
 
-Works in a copy of the repository and writes results/mutants.json. A mutant is a function and a piece of code that it
-has exactly once, compared as Python reads it (`_` stands for any expression), so that code may move and be laid out
-otherwise; where the function no longer has it, the mutant is refused, and the list cannot outlive the code.
+Works in a copy of the repository and writes results/mutants.json. A mutant is a function and a piece of code that
+occurs in it exactly once. The code is compared as Python parses it (`_` stands for any expression), so it may move or
+be formatted otherwise. If the function no longer has it, an error is raised, so the list cannot become outdated.
 """
 
 import argparse
@@ -29,14 +29,14 @@ GREEN, RED = 0, 1  # pytest's exit codes; others mean that nothing was tested
 
 @dataclass(frozen=True)
 class Mutant:
-    """A check that is taken out.
+    """A check that is removed.
 
     Attributes:
-        name: of what is missing.
-        function: that has it, as "module:name", or a module.
-        old: an expression or a statement that the function has once.
-        new: what takes its place.
-        test: that must fail.
+        name: name of the missing check.
+        function: the function with the check, as "module:name", or a module.
+        old: an expression or a statement that occurs once in the function.
+        new: its replacement.
+        test: the test that must fail.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Mutant:
 
     @property
     def file(self) -> str:
-        """The file of the function, seen from the repository's root."""
+        """The file of the function, relative to the repository."""
         target = inspect.unwrap(resolve_name(self.function))
         path: Any = (target if inspect.ismodule(target) else sys.modules[target.__module__]).__file__
         return str(Path(path).relative_to(ROOT))
@@ -56,7 +56,7 @@ class Mutant:
         """The text of the file without the check.
 
         Raises:
-            ValueError: where the function does not have it exactly once.
+            ValueError: if the function does not have the check exactly once.
         """
         tree: ast.Module = ast.parse((ROOT / self.file).read_text(encoding="utf-8"))
         scope: Any = tree
@@ -293,7 +293,7 @@ MUTANTS = (
 
 
 def copied(folder: Path) -> Path:
-    """A copy of what git tracks or would, as it stands here."""
+    """A copy of the files that git tracks, or would track, in their present state."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -311,7 +311,7 @@ def exit_code(root: Path, *tests: str) -> int:
 
 
 def outcome(root: Path, mutant: Mutant) -> dict[str, Any]:
-    """What comes of a mutant, whose file is as before when this returns."""
+    """The result of a mutant; afterwards its file is as before."""
     path = root / mutant.file
     whole = path.read_text(encoding="utf-8")
     path.write_text(mutant.applied(), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""What a step of online Laplace costs beside a deterministic one: the same batch, network and optimizer, in turn.
+"""The cost of a step of online Laplace, compared with a deterministic step: same batch, network and optimizer, in turn.
 
     python benchmarks/online.py [--quick]
 
-A step is forward, pairs, loss, backward and Adam; online it also draws last layers and follows the curvature.
-results/online.json holds seconds, their ratio, and images a second.
+A step is forward, pairs, loss, backward and Adam; an online step also samples last layers and updates the curvature.
+results/online.json holds seconds, their ratio, and images per second.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Why κ tells OOD worse after online training, and what helps: three curvatures for one network, on validation data.
+"""Why κ detects OOD data worse after online training: three curvatures for one network, on validation data.
 
     python benchmarks/online_curvature.py --work FOLDER [--root FOLDER] [--seeds 5]
 
 FOLDER holds the runs of `lam run fashionmnist laplace_online --method.n_samples=1`, `laplace_online_one_sample-SEED`.
-`followed` is the running mean that training kept; `unbiased` the same without what is left in it of its start h₀, that
-is (h − βᵀh₀)/(1 − βᵀ); `refitted` is formed again at the kept weights. OOD sets are those of `validation`. Results:
+`followed` is the running mean of training; `unbiased` is this mean without its initial value h₀, that is,
+(h − βᵀh₀)/(1 − βᵀ); `refitted` is computed again at the final weights. OOD sets are as in `validation`. Results:
 results/online_curvature.json.
 """
 

@@ -1,9 +1,9 @@
-"""Settings of online Laplace that serve both ends, to rank the known and tell the unknown: tried on validation data.
+"""Settings of online Laplace that rank known items and detect unknown ones well: tried on validation data.
 
     python benchmarks/online_settings.py --work FOLDER [--root FOLDER] [--seeds 0 3]
 
-Each try is `fashionmnist laplace_online` with so many samples a step, or with one and another change,
-trained where FOLDER does not hold its run. OOD sets are those of `validation`. Results: results/online_settings.json.
+Each trial is `fashionmnist laplace_online` with a number of samples per step, or with one other change; missing runs in
+FOLDER are trained. OOD sets are as in `validation`. Results: results/online_settings.json.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     lam demo
     python benchmarks/picture.py runs/digits/laplace_posthoc docs/pictures/query.png
 
-The first is the match of median κ among the validation images, the second the abstention of median κ among the digits 8
-and 9, which the network never saw; the hits are those of the run's gallery, which is its test split.
+The first is the match of median κ among the validation images. The second is the abstention of median κ among the
+digits 8 and 9, which the network never saw. The hits come from the run's gallery, its test split.
 """
 
 import argparse
@@ -27,7 +27,7 @@ GREEN, PURPLE, GREY = "#00704f", "#6b4fa0", "#59636e"  # as on the page
 
 
 def answered(run: Run, images: Any, decision: str) -> dict[str, Any]:
-    """The image of median κ among those that are decided so, with its answer."""
+    """The image of median κ among the images with this decision, and its answer."""
     calibration, gallery = run.calibration, run.gallery
     assert calibration is not None, f"lam calibrate {run.folder}"
     prediction = run.encoder.predict(images.batch(range(len(images))))

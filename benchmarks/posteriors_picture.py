@@ -1,4 +1,4 @@
-"""The picture of docs/explanation/why.md: AUROC of strangers by κ, before and now, beside cheap scores.
+"""The picture of docs/explanation/why.md: AUROC of strangers by κ of two posteriors and by cheap scores.
 
     python benchmarks/posteriors_picture.py [--output docs/pictures/why.png]
 

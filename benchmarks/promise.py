@@ -1,15 +1,15 @@
-"""How seldom a promise is doubted without reason, and how soon it is after a change.
+"""False alarms of a promise, and the delay of an alarm after a change.
 
     python benchmarks/promise.py simulated [--streams 1000] [--queries 100000]
     python benchmarks/promise.py real --data FOLDER [--cache build/real]
 
 `simulated`: streams of queries from the distribution of the calibration queries. Two scores of a query have a
-correlation of 0.6. Shares of streams with a false alarm, by the number of calibration queries: of the promise; of the
-same bets on p-values among the calibration queries alone; and of the Kolmogorov-Smirnov distance of each 1,000
-queries at a level of 0.05. Then judged answers to strangers, whose rate of false accepts follows the law of
-calibration sets, and of twice and five times it.
+correlation of 0.6. The results are shares of streams with a false alarm, by the number of calibration queries: for the
+promise; for the same bets on p-values among the calibration queries alone; and for the Kolmogorov-Smirnov distance of
+each 1,000 queries at a level of 0.05. Then judged answers to strangers, with a rate of false accepts from the law of
+calibration sets, and with twice and five times this rate.
 
-`real`: features of `real.py`. Calibration and queries are drawn from one pool of known items; from some query on, a
+`real`: features of `real.py`. Calibration and queries are drawn from one pool of known items. From some query on, a
 tenth of the queries are strangers, or all come from another camera: blurred, or with less contrast. The delay is the
 number of queries until the promise is in doubt. results/promise_simulated.json and results/promise_real.json.
 """
@@ -199,7 +199,7 @@ def some(pool: np.ndarray, n: int, generator: np.random.Generator) -> np.ndarray
 def mixed(
     known: np.ndarray, after: np.ndarray, share: float, before: int, generator: np.random.Generator, t: int
 ) -> np.ndarray:
-    """Cells of known items; after some rounds a share of them is of other ones."""
+    """Cells of known items; after `before` rounds, a share of them comes from other items."""
     is_new = (generator.random(STREAMS) < share) & (t >= before)
     return np.where(is_new, some(after, STREAMS, generator), some(known, STREAMS, generator)).ravel()
 

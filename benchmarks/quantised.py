@@ -1,12 +1,13 @@
-"""Indexes of short codes: what they find, take and promise, with candidates refined by their vectors and without.
+"""Indexes of short codes: hits, memory and promises, with and without a second ranking by the vectors.
 
     python benchmarks/quantised.py real [--cache build/real] [--draws 3]
     python benchmarks/quantised.py rate
 
 `real` takes the features that `real.py features` wrote. Each draw is calibrated by exact searches, with classes set
-aside, and then answers test queries and strangers by exact hits, by lam's index of codes, and by FAISS's scores of
-the same codes. `rate` searches a million clustered vectors of 128 dimensions, 32 queries at once, 50 hits, one thread;
-its seconds are of the processor.
+aside. Then test queries and strangers are answered from exact hits, from lam's index of codes, and from FAISS's scores
+of the same codes. `rate` searches a million clustered vectors of 128 dimensions, 32 queries at once, 50 hits, one
+thread; seconds are processor seconds.
+
 Writes results/quantised.json.
 """
 
@@ -42,7 +43,7 @@ LARGE = ("Flat", "IVF1024,PQ64x4fs", "IVF1024,RaBitQ")
 
 
 def bytes_of_codes(factory: str, dimension: int) -> int:
-    """Bytes of an item in the index, beside its vector: its code and its number."""
+    """Bytes of an item in the index, in addition to its vector: its code and its number."""
     cells: Any = faiss.try_extract_index_ivf(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
     return cells.code_size + 8
 
@@ -61,7 +62,7 @@ def by_index(factory: str, gallery: Part, queries: Part) -> tuple[Tensor, Tensor
 
 
 def by_codes(factory: str, gallery: Part, queries: Part) -> tuple[Tensor, Tensor]:
-    """Rows and scores of the hits of FAISS alone, with as many cells visited."""
+    """Rows and scores of the hits of FAISS alone, with the same number of visited cells."""
     stored, asked = (one.embeddings.mean.float().numpy() for one in (gallery, queries))
     index = faiss.index_factory(stored.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
     index.train(stored)
@@ -73,7 +74,7 @@ def by_codes(factory: str, gallery: Part, queries: Part) -> tuple[Tensor, Tensor
 
 
 def answered(made: Calibration, parts: Draw, hits: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """What test queries and strangers are answered by these hits of both."""
+    """Decisions on test queries and strangers from these hits."""
     queries = {
         name: OtherQueries(
             one.embeddings, hits[name][1].to(one.embeddings.mean), parts.gallery.labels[hits[name][0]], one.features
@@ -155,7 +156,7 @@ def clustered(count: int, seed: int) -> Embeddings:
 
 
 def rate() -> dict[str, Any]:
-    """Searches of a million items a second of a processor, by lam's indexes in turn."""
+    """Searches of a million items per processor second, by lam's indexes in turn."""
     items, queries = clustered(N, 1), clustered(QUERIES, 2)
     rows: dict[str, Any] = {}
     searches: dict[str, Callable[[], Tensor]] = {}

@@ -1,16 +1,16 @@
-"""Real pretrained networks on real data, where some classes are strange.
+"""Real pretrained networks on real data, with some classes as strangers.
 
     python benchmarks/real.py features --data FOLDER [--only NETWORK__DATA ...] [--cache build/real]
     python benchmarks/real.py score|posteriors|ratios|intervals [--only NETWORK__DATA ...] [--draws 5] [--cache F]
 
-`features` computes what each network makes of each data set, once, into CACHE/NETWORK__DATA.safetensors:
+`features` computes the features of each data set by each network, once, into CACHE/NETWORK__DATA.safetensors:
 
 - `features` (N, P), the input of the last linear layer; `previous` (N, P'), pooled, of the layer before;
-- `labels` (N,), and `split`, `maker`, `category` or `alphabet` (N,) where there are such;
-- of faces also `outputs` (N, 128) and `head` (128, 256), of texts `last` (N, 384), the embedding alone;
+- `labels` (N,), and `split`, `maker`, `category` or `alphabet` (N,) if the data have them;
+- for faces also `outputs` (N, 128) and `head` (128, 256), for texts `last` (N, 384), the embedding alone;
 - in the metadata, as JSON: `classes`, `names` of the further numbers, `licence`, and `recall`, recall@1 by cosine.
 
-What is there already is kept. What is missing is named with the way to get it, and passed over.
+Existing files are kept. Missing data are skipped, with a message that says how to get them.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def recall_at_1(embeddings: Float[Tensor, "N D"], labels: Int64[Tensor, " N"]) -
 
 
 def write_features(network: str, data: str, places: Places, file: Path) -> None:
-    """Compute the features of a cell and write its file; `MissingError` where something is missing."""
+    """Compute the features of a cell and write its file; `MissingError` if data or network are missing."""
     items = load(data, places)
     embed = NETWORKS[network](places.packages)
     start = time.perf_counter()
@@ -94,7 +94,7 @@ def write_features(network: str, data: str, places: Places, file: Path) -> None:
 
 
 def compute(places: Places, cache: Path, only: list[str] | None) -> None:
-    """Write the features of all cells, or of some, that are not there yet."""
+    """Write the missing features of all cells, or of some."""
     for network, data in CELLS + HELD_OUT:
         name = name_of(network, data)
         file = cache / f"{name}.safetensors"
@@ -113,7 +113,7 @@ def compute(places: Places, cache: Path, only: list[str] | None) -> None:
 
 
 def score(cache: Path, only: list[str] | None, draws: int, kind: str) -> None:
-    """Measure all cells whose features are there; one file a cell, which is kept as far as it goes."""
+    """Measure all cells with features; each has a file, which also keeps unfinished results."""
     for network, data in CELLS + HELD_OUT:
         name = name_of(network, data)
         if only and name not in only:

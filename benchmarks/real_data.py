@@ -1,7 +1,7 @@
-"""Data that nobody made for `lam`: images and texts, their classes, and what else is known of them, for `real.py`.
+"""Public data for `real.py`: images and texts, their classes, and further facts.
 
 Published data sets are in the folder `data`, each in the folder of its name. Emoji come from npm, stamps and
-descriptions of packages from Debian. Nothing of them is shipped here. What is missing raises `MissingError`.
+descriptions of packages from Debian. The repository holds none of these data. Missing data raise `MissingError`.
 """
 
 import io
@@ -167,7 +167,7 @@ def omniglot(places: Places) -> Items:
 
 
 def clinc150(places: Places) -> Items:
-    """CLINC150: 60 questions of each intent, of the three splits in their proportions; -1 for those out of scope."""
+    """CLINC150: 60 questions of each intent, from three splits in their proportions; −1 for questions out of scope."""
     root = places.data / "clinc150"
     texts, labels, classes, parts = _all_of(intents.clinc150(root=root))
     for number, part in enumerate(SPLITS):
@@ -266,7 +266,7 @@ DATA: dict[str, Callable[[Places], Items]] = {
 
 
 def load(name: str, places: Places) -> Items:
-    """The items of a data set by its name; `MissingError` where they are missing."""
+    """The items of a data set by name; `MissingError` if they are missing."""
     try:
         return DATA[name](places)
     except MissingDataError as error:
@@ -284,7 +284,7 @@ def _small(source: SmallImages, places: Places, name: str, licence: str) -> Item
 
 
 def _all_of(splits: Splits) -> tuple[list[str], Tensor, list[str], list[int]]:
-    """Texts, labels and classes of three splits one after the other, and which split each text is of."""
+    """Texts, labels and classes of three splits, joined, and the split of each text."""
     parts: list[Any] = [splits.train, splits.validation, splits.test]
     texts = [text for part in parts for text in part.texts]
     numbers = [number for number, part in enumerate(parts) for _ in range(len(part))]
@@ -331,7 +331,7 @@ def _large_classes(found: Mapping[str, str], licence: str, *, least: int, most: 
 
 
 def _few(items: Items, most: Mapping[int, int]) -> Items:
-    """At most so many items of each class in a split, drawn by seed 0; all of the splits that `most` does not name."""
+    """At most `most` items of each class in a split, drawn by seed 0; all items of splits without a limit."""
     kept: list[int] = []
     counts: Counter[tuple[int, int]] = Counter()
     for index in torch.randperm(len(items.labels), generator=torch.Generator().manual_seed(0)).tolist():

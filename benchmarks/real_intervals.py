@@ -1,4 +1,4 @@
-"""Whether the intervals at hits hold the cosine of another item of the query's class, beside intervals of one width."""
+"""Whether the intervals at hits hold the cosine of another item of the query's class, compared with equal widths."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def _fitted(queries: Embeddings, labels: Tensor, gallery: Tensor) -> CosineInter
 
 
 def _figures(intervals: CosineIntervals, queries: Embeddings, labels: Tensor, gallery: Tensor) -> dict[str, float]:
-    """Coverage, also where κ (in `variance`) is least, width, and interval score (Gneiting, Raftery 2007)."""
+    """Coverage, also for the smallest κ (in `variance`), width, and interval score (Gneiting, Raftery 2007)."""
     first, second = pairs_of(labels)
     asking, other = torch.cat([first, second]), torch.cat([second, first])
     mean = F.normalize(queries.mean.double())

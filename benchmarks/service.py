@@ -1,16 +1,17 @@
-"""Requests a second and their latency over loopback, and the search alone against bare FAISS.
+"""Requests per second and their latency over loopback, and the search alone against bare FAISS.
 
     python benchmarks/service.py [--items 100000] [--seconds 10] [--only beside_faiss|batches]
 
-Closed loop: 1, 8 and 32 clients that each wait for their answer, on images through convnet28 and on embeddings, 64 on
-images through a ResNet-50, and 8 that open a connection for every request and close it without saying so before. Open
-loop, the rows of the table of loads: requests that come at a rate whatever the answers do, alone and beside such
-connections. Client and server share the machine. Every measurement is bounded by --seconds.
+Closed loop: 1, 8 and 32 clients that wait for each answer, with images through convnet28 and with embeddings; 64
+    clients with images through a ResNet-50; and 8 clients that open a connection for every request and close it without
+    warning. Open
+loop, the rows of the table of loads: requests at a fixed rate, alone and beside such connections. Client and server
+    share the machine. Every measurement is limited by --seconds.
 
-`beside_faiss` is a table of its own, of 128 dimensions: searches by vector of 1, 8 and 32 clients, in an exact index
-and in a graph, over the rate of one thread of bare FAISS just before and after; and searches beside clients that list
-items. `batches` compares one client that asks 64 queries in a request with one that asks them one at a time. With
---only one of them alone is measured, and the rest of the results stays.
+`beside_faiss` is a separate table, of 128 dimensions: vector searches of 1, 8 and 32 clients, in an exact index and in
+a graph, over the rate of one thread of bare FAISS just before and after; and searches beside clients that list items.
+`batches` compares one client with 64 queries in a request and with one query in a request. With --only, one of them
+alone is measured, and the other results stay.
 """
 
 import argparse
@@ -57,7 +58,7 @@ RETRY = 1.0  # seconds that a client in a loop waits where it was refused, as Re
 
 
 def make_run(folder: Path, network: str, items: int, factory: str, dimension: int = D) -> Path:
-    """A run with a random network and as many random items, in clusters as embeddings are."""
+    """A run with a random network and `items` random items in clusters, as real embeddings are."""
     generator = torch.Generator().manual_seed(0)
     small = network == "convnet28"
     preprocessing = Preprocessing(mode="L", size=(28, 28)) if small else Preprocessing.imagenet()
@@ -96,7 +97,7 @@ def clustered(count: int, *, seed: int = 1, dimension: int = D) -> Tensor:
 
 @contextmanager
 def served(run: Path, *options: str) -> Any:
-    """`lam serve` on a free port, and how long it took until it was ready."""
+    """`lam serve` on a free port, and the seconds until it is ready."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "lam", "serve", str(run), "--port", "0", *options], stdout=subprocess.PIPE, text=True
@@ -114,7 +115,7 @@ def served(run: Path, *options: str) -> Any:
 
 
 def ask(connection: http.client.HTTPConnection, method: str, path: str, body: bytes, kind: str) -> tuple[int, float]:
-    """One request: its status and seconds; a connection that was refused is status 0."""
+    """Send a request: its status and seconds; a refused connection has the status 0."""
     started = time.perf_counter()
     try:
         connection.request(method, path, body, {"Content-Type": kind})
@@ -127,7 +128,7 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: by
 
 
 def client(port: int, kind: str, clients: int, rate: float, limit: float) -> dict[str, Any]:
-    """Ask for so many seconds; with a rate, each client has its turn at fixed times."""
+    """Send requests for `limit` seconds; with a rate, each client sends at fixed times."""
     body, path, content = bodies(kind)
     method = "GET" if kind in ("churn", "list") else "POST"
     found: list[tuple[int, float]] = []
@@ -170,12 +171,12 @@ def client(port: int, kind: str, clients: int, rate: float, limit: float) -> dic
 
 
 def percentile(ordered: list[float], share: float) -> float | None:
-    """In milliseconds; None of nothing."""
+    """A percentile in milliseconds; None without values."""
     return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) if ordered else None
 
 
 def bodies(kind: str) -> tuple[bytes, str, str]:
-    """What is asked: a small or an ordinary image, an embedding, or nothing on a connection of its own."""
+    """The body of requests: a small or an ordinary image, an embedding, or nothing on a new connection."""
     path = f"/v1/search?k={K}"
     if kind == "churn":
         return b"", "/v1/health", "text/plain"
@@ -208,12 +209,12 @@ def picture(side: int) -> bytes:
 
 
 def asked(port: int, kind: str, clients: int, limit: float, rate: float = 0.0) -> dict[str, Any]:
-    """The client in a process of its own."""
+    """Run the client in a separate process."""
     return in_process(__file__, "--client", json.dumps([port, kind, clients, rate, limit]))
 
 
 def alone_and_beside_churn(port: int, kind: str, clients: int, limit: float, rate: float) -> dict[str, Any]:
-    """What is asked at a rate, alone and while others open and close connections."""
+    """Requests at a rate, alone and beside clients that open and close connections."""
     alone = asked(port, kind, clients, limit, rate)
     with ThreadPoolExecutor(1) as pool:
         churn = pool.submit(asked, port, "churn", 8, limit, CHURN)
@@ -224,7 +225,7 @@ def alone_and_beside_churn(port: int, kind: str, clients: int, limit: float, rat
 def search_alone(items: int) -> list[dict[str, Any]]:
     """Milliseconds of FAISS alone, `Index.search` and `Gallery.search`, with one thread, on the same items and queries.
 
-    The gallery's looks up in the store what each hit is, besides.
+    The gallery also looks up the item of each hit in the store.
     """
     import faiss
 
@@ -254,7 +255,7 @@ def search_alone(items: int) -> list[dict[str, Any]]:
 
 
 def beside_faiss(items: int, limit: float) -> dict[str, Any]:
-    """Searches by vector a second, over what one thread of bare FAISS answers in the same minute."""
+    """Vector searches per second, over the rate of one thread of bare FAISS in the same minute."""
     import faiss
 
     bare = faiss.IndexFlatIP(SMALL_D)
@@ -290,7 +291,7 @@ def beside_faiss(items: int, limit: float) -> dict[str, Any]:
 
 
 def batches(items: int, limit: float) -> list[dict[str, Any]]:
-    """Queries a second of one client: one at a time, and 64 in a request."""
+    """Queries per second of one client: one query in a request, and 64 in a request."""
     rows = []
     for count in (items // 100, items // 10, items):
         with (
@@ -321,7 +322,7 @@ def recall_of(factory: str, items: int) -> float:
 
 
 def certain(mean: Tensor) -> Embeddings:
-    """Embeddings of one κ."""
+    """Embeddings with the same κ."""
     ones = torch.ones(len(mean))
     return Embeddings(mean, 50.0 * ones, ones, torch.zeros(len(mean)))
 

@@ -1,15 +1,14 @@
-"""How often a stranger, of a class that the network never trained on, is accepted at a promised false-accept rate.
+"""False accepts of strangers, whose classes the network never trained on, at a promised rate.
 
     python benchmarks/strangers.py [--seeds 5] [--runs NAME=FOLDER ...] [--splits 20]
 
-The digits of the demo: trained on 0 to 7, calibrated on their validation split, the gallery is their test split; the
-strangers are 8 and 9. The promise is learnt from the classes that are known, their matches taken out of the gallery, as
-`lam calibrate` does; or from one half of the strangers, as its --strangers does, and tried on the other, over 200
-partings.
+The demo's digits: the network is trained on 0 to 7 and calibrated on their validation split; the gallery is their test
+split; the strangers are 8 and 9. The promise is learnt from known classes, searched without their matches, as `lam
+calibrate` does; or from one half of the strangers, as with --strangers, and tested on the other half, over 200 splits.
 
-Finished runs on data with more classes outside, such as those of `benchmarks/suite.py` on faces and characters: half of
-the classes of the first set outside, drawn anew for each split, promise the smallest rate from 0.1 that they can, of
-classes; it is tried on the other half. Runs of one name are seeds. Writes results/strangers.json.
+Finished runs with more classes in their first OOD set, such as runs of `benchmarks/suite.py` on faces and characters:
+half of these classes, drawn anew for each split, promise the smallest possible rate from 0.1, for classes; the other
+half tests it. Runs of one name are seeds. Writes results/strangers.json.
 """
 
 import argparse
@@ -42,15 +41,15 @@ FAR_TARGETS, OOD_TARGET, RATE = (0.01, 0.05, 0.1), 0.05, 0.1
 
 @dataclass(frozen=True)
 class Asked:
-    """First cosines of queries without a match and with one, and which are not flagged.
+    """First cosines of queries without and with a match, and which queries are not flagged.
 
     Attributes:
-        non_mated: (Q,) of known queries, their matches taken out of the gallery.
-        mated: (Q,) of the same queries with their matches.
-        known: (Q,) whether these are not flagged.
-        strangers: (S,) of the queries from outside.
+        non_mated: (Q,) for known queries, searched without their matches.
+        mated: (Q,) for the same queries with their matches.
+        known: (Q,) whether these queries are not flagged.
+        strangers: (S,) for queries of the OOD set.
         passed: (S,) whether these are not flagged.
-        classes: (S,) theirs.
+        classes: (S,) their classes.
     """
 
     non_mated: Tensor
@@ -62,7 +61,7 @@ class Asked:
 
 
 def asked(folder: Path) -> Asked:
-    """What a run makes of its validation queries and of its first set outside; the gallery is its test split."""
+    """Searches of a run's validation queries and of its first OOD set; the gallery is its test split."""
     finished = Run(folder)
     encoder, config = finished.encoder, finished.config
     splits, ood = load_data(config.data)
@@ -122,7 +121,7 @@ def against(target: float, seen: Asked) -> dict[str, Any]:
 
 
 def of_classes(seen: Asked, split: int) -> dict[str, float]:
-    """A promise of classes from one half of those outside, tried on the other."""
+    """A promise for classes, learnt from half of the OOD classes and tested on the other half."""
     classes = seen.classes.unique()
     aside = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))][: len(classes) // 2]
     learnt = torch.isin(seen.classes, aside)
@@ -142,14 +141,14 @@ def of_classes(seen: Asked, split: int) -> dict[str, float]:
 
 
 def smallest_rate(n_classes: int) -> float:
-    """The smallest rate, from 0.1, that so many classes can promise."""
+    """The smallest rate, from 0.1, that this number of classes can promise."""
     rate = max(RATE, 1 / (n_classes + 1) + 1e-9)
     assert n_classes >= needed(rate)
     return rate
 
 
 def inside(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, int]:
-    """In how many splits the share of strangers above the threshold, and of those answered `match`, is as promised."""
+    """Number of splits that keep the promise, for strangers above the threshold and for answered strangers."""
     return {
         f"inside_{figure}": sum(row[f"{figure}_lam"] <= row["promised"] for row in rows.values())
         for figure in ("false_accepts", "false_matches")
@@ -181,7 +180,7 @@ def main() -> None:
 
 
 def rates_of(measured: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Mean and standard deviation of the digits' figures over seeds, a row a target."""
+    """Mean and standard deviation of the digits' figures over seeds, with a row for each target."""
     rates = []
     for of_target in zip(*measured, strict=True):
         columns = {name: torch.tensor([row[name] for row in of_target], dtype=torch.float64) for name in of_target[0]}

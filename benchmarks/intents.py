@@ -12,11 +12,11 @@ the training split. The calibration uses the validation split, which has no ques
 - `open_intent`: 25, 50 or 75 % of the intents are known, drawn anew in each split. Unknown intents form one more class:
   accuracy over all classes, and F1 of this class. Score and share of flagged known questions are chosen once for all,
   by the accuracy on validation splits, in which half of the known intents stand in for unknown ones.
-- `strangers`: a tenth of the intents is set aside before training, to promise false accepts of other unseen intents at
+- `strangers`: a tenth of the intents is held out of training, to promise false accepts of other unseen intents at
   several rates. Also the share of known questions answered by this cosine, and by the cosine of the plain sentence
   embedding at the same rate; and both without the questions that `combined` flags.
 - `cost_of_setting_aside`: recall@1 of test questions in a gallery of all intents, for trained intents and for
-  intents set aside, compared with a head trained on all intents.
+  held-out intents, compared with a head trained on all intents.
 - `losses_NAME`: recall@1 of the encoder's plain embedding, and of heads on all layers trained by the contrastive loss
   and by SupCon.
 - `layers_NAME`: a head on all layers, compared with a head on the last layer's embedding, for both sets of
@@ -214,7 +214,7 @@ def open_intent(
 
 
 def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
-    """False accepts of unseen intents at rates that other intents, set aside before training, promise."""
+    """False accepts of unseen intents at rates that other intents, held out of training, promise."""
     classes = parts["train"].labels.unique()
     order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))]
     n = round(0.1 * len(classes))

@@ -1,6 +1,6 @@
 """Scores and decisions on the features of `real.py`, over draws of known classes and strangers.
 
-In each cell, some classes are known, some are set aside for the calibration, and the rest are the strangers of the
+In each cell, some classes are known, some are held out for the calibration, and the rest are the strangers of the
 test. Items of known classes are the gallery (and the training data of a head), calibration queries and test queries.
 """
 
@@ -231,7 +231,7 @@ def trained_head(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def parted(tensors: dict[str, Tensor], labels: Tensor, data: str, seed: int) -> dict[str, Tensor]:
-    """Rows of each part: of 10 classes, 6 are known and 2 set aside; of characters, one alphabet in turn is strange."""
+    """Rows of each part: of 10 classes, 6 are known and 2 held out; of characters, one alphabet in turn is strange."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{data} {seed}".encode()))
 
     def shuffled(values: Tensor) -> Tensor:

@@ -232,7 +232,7 @@ def worth() -> list[Row]:
 def real_elsewhere() -> list[Row]:
     """AUROC of strangers."""
     scores = ("kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine")
-    heads = [*(SCORES[name].short for name in scores), "lam's flag", "lam's flag, classes set aside"]
+    heads = [*(SCORES[name].short for name in scores), "lam's flag", "lam's flag, classes held out"]
     flags = (lambda one: one[ALONE]["auroc_of_flag"], lambda one: one[ASIDE]["auroc_of_flag"])
     return of_real(heads, 2, [*(of_score("auroc", name) for name in scores), *flags])
 
@@ -1242,8 +1242,8 @@ def strangers() -> list[Row]:
 
 @table
 def strangers_of_classes() -> list[Row]:
-    heads = ["data (splits)", "set aside", "rate promised"]
-    heads += ["above, calibrated on known classes", "above, calibrated on those set aside"]
+    heads = ["data (splits)", "held out", "rate promised"]
+    heads += ["above, calibrated on known classes", "above, calibrated on held-out classes"]
     known = {"known above": "answered_lam", "known above, plain cosine": "answered_plain"}
     rows: list[Row] = [[*heads, "splits inside", *known]]
     intents, runs = read("intents"), read("strangers")
@@ -1259,7 +1259,7 @@ def strangers_of_classes() -> list[Row]:
 
 @table
 def setting_aside() -> list[Row]:
-    rows: list[Row] = [["recall@1 (seeds)", "trained intents", "intents set aside", "the same intents, trained"]]
+    rows: list[Row] = [["recall@1 (seeds)", "trained intents", "intents held out", "the same intents, trained"]]
     for name in ("clinc150", "banking77"):
         row = read("intents")[f"cost_of_setting_aside_{name}"]
         known, aside, all_of = (

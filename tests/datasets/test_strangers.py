@@ -1,4 +1,4 @@
-"""Classes set aside before training: the same in every run, and in no split afterwards."""
+"""Classes held out of training: the same in every run, and in no split afterwards."""
 
 from dataclasses import replace
 from pathlib import Path

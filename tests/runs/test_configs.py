@@ -197,7 +197,7 @@ def test_the_authors_settings_are_theirs_in_every_method(name: str) -> None:
     same = replace(twin.data, strangers=config.data.strangers)
     assert (config.data, config.augmentation) == (same, twin.augmentation)
     expected = None if config.data.name == "msls" else 0  # places have no classes
-    assert config.data.strangers == expected, "no class is set aside where a published row stands beside ours"
+    assert config.data.strangers == expected, "no class is held out where a published row stands beside ours"
     dimension = 3 if (config.data.name, config.method.name) in CUT_TO_THREE else twin.network.dimension
     assert config.network == replace(twin.network, dimension=dimension)
 

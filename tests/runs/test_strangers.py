@@ -1,4 +1,4 @@
-"""Classes that a run sets aside, and the promises of `lam calibrate` about them."""
+"""Classes that a run holds out, and the promises of `lam calibrate` about them."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ RATES = ("--quiet", "--target-ood=0.2", "--target-miss=0.2")
 
 @pytest.fixture(scope="module")
 def run_with_strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on digits that sets aside three of the eight classes."""
+    """A run on digits that holds out three of the eight classes."""
     folder = tmp_path_factory.mktemp("strangers") / "run"
     with unrendered_pictures():
         assert main(["run", "digits", "norm", "--quiet", *TINY, "--data.strangers=0.375", f"--output={folder}"]) == 0

@@ -57,7 +57,7 @@ GALLERY = REFERENCE = 5000
 CORRUPTED = 300  # queries
 RESAMPLES = 1000
 RIGHT, IF_KNOWN = "p_right", "p_right_if_known"
-"""The probability of an answer, and P(right | known), which asks of no query whether it is known: the other end."""
+"""The probability of an answer, and P(right | known), which takes every query as known."""
 TARGETS = Targets(
     far=0.2, ood=0.2, conformal_miss=0.2
 )  # no threshold is measured here: rates that few queries can have

@@ -45,9 +45,9 @@ SHAPES = [(64, 3, 9216), (64, 512, 2048), (256, 128, 2048)]
 MEMORY_SHAPE = (512, 512, 2048)
 TEMPERATURE = 0.05
 BUDGETS = {"fixed": (1, 10, 100), "full": (1,)}
-"""In how many times as long as ours takes a diagonal is estimated."""
+"""Times for the estimates of a diagonal, in multiples of lam's time."""
 DRAWS = 3
-"""How many estimates an error is the mean of."""
+"""Number of estimates in the mean error."""
 
 
 def contrastive_ggn(features: Any, weight: Any, bias: Any, pairs: Any, **settings: Any) -> Diagonal:
@@ -395,7 +395,7 @@ def main() -> None:
     repeats = 3 if parsed.quick else 9
     quick = ["--quick"] if parsed.quick else []
     shape = dict(zip("NDP", MEMORY_SHAPE, strict=True))
-    # a process holds on to main memory; that of a GPU is counted exactly
+    # a process keeps main memory; GPU memory is counted exactly
     peak = memory if DEVICE == "cuda" else partial(in_process, __file__, "--memory")
     variants = {f"{split} {fix}": peak(split, fix) for split in SPLITS for fix in FIXES}
     results = {

@@ -61,7 +61,7 @@ from lam.training import Training, train
 
 DIMENSION, DROPOUT, EPOCHS, BATCH_SIZE, MARGIN = 128, 0.5, 30, 256, 0.7
 EMBEDDING = slice(-384, None)
-"""Where the encoder's own embedding stands among the features, which is that of its last layer."""
+"""The encoder's own embedding, its last layer, among the features."""
 REFERENCE = 5000
 FRACTIONS = 0.25, 0.5, 0.75
 RATES = 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25
@@ -69,7 +69,7 @@ TARGETS = Targets(far=0.2, ood=0.2, conformal_miss=0.2)  # no threshold of these
 ANSWER, EXPECTING, SHARE = "p_right", "p_right_expecting_strangers", 0.05
 PARTS = "train", "validation", "test"
 TEXTS = {"clinc150": "clinc150_oos", "banking77": "clinc150_oos", "docstrings": "descriptions"}
-"""What is out of the scope of each data set."""
+"""The strangers of each data set."""
 FEW = {"intents": 30, "train": 10, "validation": 5, "test": 20}
 
 

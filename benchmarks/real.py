@@ -41,7 +41,7 @@ CELLS = [
     *(("efficientnet_lite0", data) for data in IMAGES[2:]),
 ]
 HELD_OUT = [("minilm", "libraries"), ("efficientnet_lite0", "clothes"), ("efficientnet_lite0", "digits")]
-"""Cells that came last: they chose none of the defaults, except for the least gain of a single flag."""
+"""Cells that were measured last; they decided no default, except the least gain of a single flag."""
 
 
 KINDS: dict[str, tuple[str, Callable[[Cell, int], Any]]] = {
@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[str, Callable[[Cell, int], Any]]] = {
     "ratios": ("real_ratios", lambda cell, seed: measure_ratios(cell)),
     "intervals": ("real_intervals", lambda cell, seed: measure_intervals(cell)),
 }
-"""What is measured on the features: the folder of its results, and a function of a cell and the draw's number."""
+"""Measurements on the features: the folder of the results, and a function of a cell and the draw's number."""
 
 
 def name_of(network: str, data: str) -> str:

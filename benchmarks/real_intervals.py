@@ -11,7 +11,7 @@ from lam.retrieval.decisions.verification import LEVEL, CosineIntervals, pairs_o
 from lam.vmf.embeddings import Embeddings
 
 POWERS = {"one width": 0.0, "κ^(-1/4)": 0.25, "κ^(-1/2)": 0.5}
-"""Widths; the default is the second."""
+"""Powers of κ in the width; the second is the default."""
 
 
 def measure_intervals(cell: Cell) -> dict[str, dict[str, float]] | None:

@@ -42,7 +42,7 @@ from lam.vmf.embeddings import Embeddings
 
 RATES = 0.01, 0.05, 0.1
 SINGLE = "cosine", "relative_mahalanobis"
-"""Single scores that stand beside the probability as what decides."""
+"""Single scores that are compared with the probability as accept statistics."""
 LOOSE = Targets(far=0.5, ood=0.05, conformal_miss=0.5)  # thresholds are taken at each rate in turn
 GALLERY, MOST, DIMENSION, STEPS = {"faces": 4}, 60, 128, 600
 RESAMPLES = 300
@@ -121,7 +121,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "diag, prior 1": {"structure": "diag", "prior_precision": 1.0},
     "kron": {"structure": "kron"},
 }
-"""The posteriors of `measure_posteriors`. The first was the default once, the last is the default."""
+"""The posteriors of `measure_posteriors`. The first was the default earlier, the last is the default."""
 
 
 def measure_posteriors(cell: Cell) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def as_strangers(part: Part, gallery: Part) -> OtherQueries:
 
 
 Asked = tuple[dict[str, Tensor], Any]
-"""Scores of queries, and what was decided."""
+"""Scores of queries, and the decisions."""
 
 
 def asked_of(made: Calibration, queries: OtherQueries) -> Asked:

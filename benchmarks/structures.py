@@ -48,15 +48,15 @@ FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "
 MAX_MEMORY = 8 << 30
 PREDICTIVES = get_args(Predictive)
 SOFTMAX = "logits", "outputs"
-"""Splits of the curvature of SupCon, in place of that of the run."""
+"""Splits of SupCon's curvature, which replaces the run's curvature."""
 TEMPERATURE = 0.1
-"""Of its softmax, unless `--temperature` is another: that of training."""
+"""Default temperature of SupCon's curvature, as in training."""
 TIMED = 1000
-"""Items whose embedding is timed."""
+"""Number of items whose embedding is timed."""
 PARTS = {"validation": 1000, "test": 2000, "outside": 2000}
-"""How many items of each split are looked at, at most."""
+"""Greatest number of items from each split."""
 TUNED_OVER_LAYERS = 500
-"""Validation images where they go through the network anew for every scale."""
+"""Number of validation images, if they pass through the network again for every scale."""
 N_SAMPLES = 32
 NEIGHBOURS = 10
 MADE = 500

@@ -40,7 +40,7 @@ PHOTOGRAPHS_OUTSIDE = ("bird", "dog", "truck")
 ALPHABET_OUTSIDE = "Korean"
 PEOPLE_KNOWN = 15
 NOT_ASKED: dict[str, Any] = {"limit": None, "strangers": 0.0, "accelerator": "cpu", "set": [], "name": None}
-"""What `configured` reads of the command line, as benchmarks have it that do not ask for it."""
+"""The command line for `configured`, in benchmarks without these options."""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from lam.runs.finished import Run
 
 N_TRAIN = 20_000
 WHOLE = 8000
-"""How many training items are compared with one another where candidates are all of them, not a batch's."""
+"""Number of training items that are compared with each other, if all of them are candidates, not only a batch."""
 VALIDATION, TUNED = 4000, 1000
-"""How many validation items are taken, and on how many of them the scale is tuned."""
+"""Number of validation items, and number of these that tune the scale."""
 TEMPERATURES = 0.05, 0.1, 0.2, 0.5, 1.0
 
 

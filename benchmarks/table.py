@@ -93,7 +93,7 @@ REAL = {
     "minilm__docstrings": "docstrings",
     "minilm__debian": "packages",
 }
-"""Cells of `real.py`, and what a reader calls them; images without a network's name are by EfficientNet-Lite0."""
+"""Cells of `real.py`, and their names in tables; images without a network's name are by EfficientNet-Lite0."""
 REAL_HELD_OUT = {
     "minilm__libraries": "docstrings of ten libraries",
     "efficientnet_lite0__clothes": "clothes",
@@ -617,9 +617,9 @@ def supcon_structures() -> list[Row]:
 
 
 NOT_SHOWN = ("arccos, 865 images, all-layers-kron-sampled", "arccos, 865 images, α = 100, all-layers-diag-sampled")
-"""Variants that say what others say."""
+"""Variants with the same message as others."""
 NO_STRUCTURE = "layer", "items"
-"""What a run of the structures' results holds beside them."""
+"""Fields of a run in the results of structures, besides the structures."""
 
 
 @table
@@ -763,7 +763,7 @@ SUITE = (
 SUITE_COLUMNS = ("fashionmnist_4000", "photographs", "faces", "characters", "digits", "banking77", "docstrings")
 """The data sets that have most methods; `systems` has all of FashionMNIST."""
 DEFAULT_ROW = "laplace_posthoc, default"
-"""The row of today's default posterior; `laplace_posthoc` itself is the paper's, `diag` with a prior of 1."""
+"""The row of the present default posterior; `laplace_posthoc` itself is the paper's, `diag` with a prior of 1."""
 WITHOUT_LABELS = ("simclr", "simsiam", "byol", "swav")
 
 

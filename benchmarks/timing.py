@@ -16,7 +16,7 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 APART = "_gpu" if DEVICE == "cuda" else ""
-"""What the names of results end with that are measured on a GPU where there is one."""
+"""The end of the names of results that are measured on a GPU, if there is one."""
 
 
 def seconds(call: Callable[[], Any], *, repeats: int = 5, warmup: int = 1, least: float = 0.05) -> float:

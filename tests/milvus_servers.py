@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = "milvus==2.3.5"
 COMMAND = "LAM_MILVUS_SERVER"
-"""The environment variable with the path of `milvus-server`, where that package is installed already."""
+"""The environment variable with the path of `milvus-server`, if it is installed."""
 
 
 class MilvusProcess(ABC):
@@ -109,7 +109,7 @@ class MilvusServer(MilvusProcess):
 
 
 MILVUS = [pytest.param("lite", id="lite"), pytest.param("server", id="server", marks=pytest.mark.slow)]
-"""What a test over Milvus is tried on: Milvus Lite in this process, always, and the real server."""
+"""Servers for tests over Milvus: Milvus Lite in this process, always, and the standalone server."""
 
 
 CONTRACTS = ["flat", pytest.param("lite", marks=pytest.mark.long)]

@@ -1,4 +1,4 @@
-"""`Refusal`, the error of a refused request or operation: its status, what was wrong, and what is allowed."""
+"""`Refusal`, the error of a refused request or operation: its status, the problem, and the allowed values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
         status: the HTTP status. An operation on a gallery is refused with 403: another process writes the gallery
             (`read_only`); 409: it contradicts the stored items; 422: it can never succeed; 503: it can succeed later
             (`busy`); 507: it could not be stored (`full`).
-        error: what was wrong.
-        allowed: what is allowed, as JSON.
+        error: the problem.
+        allowed: the allowed values, as JSON.
         headers: HTTP headers of the answer.
     """
 

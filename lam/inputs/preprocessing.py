@@ -289,7 +289,7 @@ class TextPreprocessing:
 
 def _content(text: Any) -> bytes:
     if not isinstance(text, str):
-        raise ValueError(f"a text must be a string, got {text!r}: leave out what is missing, and give str of the rest")
+        raise ValueError(f"a text must be a string, got {text!r}: leave out missing ones, and give str of others")
     return text.replace("\0", "").strip().encode(errors="replace")
 
 

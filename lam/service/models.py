@@ -96,7 +96,7 @@ class _Item(Answer):
 
 
 class Hit(_Item):
-    """A hit."""
+    """An item that a search found."""
 
     score: Cosine
     accepted: Annotated[bool | None, Field(description="true for the first hit of a `match` and hits of its label")]
@@ -313,7 +313,7 @@ class CalibrationResponse(Answer):
 
 
 class ErrorResponse(Answer):
-    """The error of a request, and what is allowed."""
+    """The error of a request, and the allowed values."""
 
     error: str
     allowed: Any

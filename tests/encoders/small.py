@@ -10,7 +10,7 @@ import lam
 Batches = list[tuple[Tensor, Tensor]]
 
 WIDE = 42
-"""Dimensions from which Bessel ratios take no recursion: a program of so many is exported in a third of the time."""
+"""From this dimension on, Bessel ratios need no recursion, and the export takes a third of the time."""
 
 
 def make_network(seed: int = 0, D: int = 3) -> nn.Sequential:

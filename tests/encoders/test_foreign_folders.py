@@ -130,7 +130,7 @@ def test_a_network_that_computes_its_sizes_by_tensors_is_read(tmp_path: Path) ->
 
 
 VALUES = (None, [1], {}, "x", 10**30, -1, math.nan)
-"""What stands in the place of every value in turn."""
+"""Replacements for every value, in turn."""
 
 
 def places(value: Any, *place: str | int) -> Iterator[tuple[str | int, ...]]:

@@ -15,7 +15,7 @@ from tests.evaluation.test_evaluate import METRICS
 from tests.helpers import unchecked
 
 BASES = ("ekfac",)
-"""Structures in a basis of the data that they were fitted on: two fits do not add up."""
+"""Structures in a basis that depends on the data, so two fits cannot be added."""
 
 
 @pytest.fixture(params=POSTERIORS)

@@ -13,7 +13,7 @@ from tests.helpers import contrastive_ggn, contrastive_ggn_dataset
 from tests.hessians import twin
 
 VARIANTS = [(split, fix) for split, fix in product(SPLITS, FIXES) if fix != "projected"]
-"""Those that are sums over pairs."""
+"""Variants of the curvature that are sums over pairs."""
 
 
 def make(N: int = 7, D: int = 3, P: int = 4, *, bias: bool = True, seed: int = 0, dtype: torch.dtype = torch.float64):

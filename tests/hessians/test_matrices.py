@@ -42,7 +42,7 @@ PROJECTED: list[Any] = [
     SupConCurvature(0.1, split="outputs", fix="projected"),
     InfoNCECurvature(0.3, split="outputs", fix="projected"),
 ]
-"""Curvatures that are the positive part of each item's."""
+"""Curvatures with `fix="projected"`: the positive part of each item's matrix."""
 
 OF_ALL: list[Any] = [
     *MATRICES,

@@ -56,7 +56,7 @@ STRUCTURES: dict[type[Structure], list[Any]] = {
     Diagonal: CURVATURES_OF_ALL,
     **dict.fromkeys((Kron, Ekfac, Full, LowRank), WITH_MATRICES),
 }
-"""Every structure, with the curvatures that it has a place for."""
+"""Every structure, with the curvatures that it can hold."""
 
 
 def empty_of(structure: Any, weight: Tensor, curvature: Curvature, *, has_bias: bool = True) -> Any:

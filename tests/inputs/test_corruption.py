@@ -20,7 +20,7 @@ from lam.inputs.corruption import (
 )
 
 UNEVEN = ("defocus-blur", "glass-blur", "snow", "elastic", "pixelate", "saturate")
-"""Kinds whose published severities do not rise in every step as pixels are compared."""
+"""Kinds in which a higher published severity does not always change the pixels more."""
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -152,7 +152,7 @@ def test_noises_have_the_published_size() -> None:
 
 
 def test_blurs_are_those_of_scipy_at_any_size() -> None:
-    image = scene(1, 1, 64, 64)  # lengths are twice those of 32 pixels
+    image = scene(1, 1, 64, 64)  # lengths are twice as large as for 32 pixels
     blurred = corrupt(image, "gaussian-blur", 5, generator=generator())[0, 0]
     np.testing.assert_allclose(blurred, gaussian_filter(image[0, 0].numpy(), 2.0, mode="nearest"), atol=1e-5)
     places = np.arange(-5, 6)

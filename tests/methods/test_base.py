@@ -20,7 +20,7 @@ from lam.pairs.relation import Relation
 from tests.methods import small_data as small
 
 AS_THEY_ARE = ("deterministic", "norm", "knn_distance", "mc_dropout", "pfe", "laplace_posthoc")
-"""Methods that train one network by the gradient of its loss, at its own weights."""
+"""Methods that train one network by the gradient of the loss at its own weights."""
 
 OPTIONS: dict[str, Any] = {"knn_distance": {"reference": 20}}
 

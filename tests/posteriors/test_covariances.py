@@ -96,7 +96,7 @@ def test_the_variance_of_the_cosine_of_a_zero_output_is_large_and_finite(name: s
 @pytest.mark.parametrize("name", ["kron", "ekfac", "low_rank"])
 def test_samples_do_not_depend_on_the_signs_of_eigenvectors(name: str):
     posterior, features = make(name)
-    sums = replace(posterior.curvature)  # without what is cached
+    sums = replace(posterior.curvature)  # without cached values
     if name == "low_rank":
         values, axes = sums.output_eigen
         vars(sums)["output_eigen"] = values, axes * torch.tensor([1.0, -1.0, 1.0])

@@ -22,7 +22,7 @@ from tests.runs.conftest import Lam
 pytestmark = pytest.mark.long
 
 OF_OWN_SCORE = ("auroc", "auprc", "ausc", "r_auroc", "augrc", "nauc", "mann_whitney_p", "scod_augrc")
-"""Metrics of a network's own score, which is one number for all where it has no posterior."""
+"""Metrics of a network's own score, which is constant without a posterior."""
 PICTURES = {"figures", "calibration", "sparsification"} | {
     f"{kind}_{ood}" for kind in ("roc", "precision_recall") for ood in ("digits_patches", "digits_held_out")
 }

@@ -57,7 +57,7 @@ CALMER = {
     "cub200 hib --paper": ("--training.learning_rate=1e-3",),
     "fashionmnist pfe --paper": ("--method.learning_rate=1e-4",),
 }
-"""The authors' rate is too high for random weights and grey images: within three steps a number overflows."""
+"""The authors' learning rate is too high for random weights and grey images, which overflow within three steps."""
 
 CUT_TO_THREE = {("cifar10", "hib"), ("cifar10", "mc_dropout")}
 
@@ -69,14 +69,14 @@ class Authors(NamedTuple):
     images_each: int
     """Images for each entry of a batch: one, or two with a partner."""
     plain: tuple[float, int, int, str]
-    """Rate, batch, epochs and triplets of the deterministic network, and below of the online one."""
+    """Learning rate, batch size, epochs and triplets of the deterministic network; next, of the online one."""
     online_training: tuple[float, int, int, str]
     online: tuple[float, float, float]
-    """Scale, precision at the beginning and memory."""
+    """Likelihood scale, initial precision and memory factor."""
     online_triplets: tuple[str, int]
     posthoc: tuple[str, int]
     pfe: tuple[float, int, int]
-    """Rate, batch and epochs, and of HIB where they have it."""
+    """Learning rate, batch size and epochs of PFE; next, of HIB, if the authors have it."""
     hib: tuple[float, int, int] | None
 
 

@@ -30,7 +30,7 @@ def where(**fields: Any) -> str:
 
 @pytest.fixture
 def filled(engine: Engine) -> tuple[TestClient, Engine]:
-    """Forty items with metadata beside those of the run."""
+    """Forty items with metadata, in addition to the run's items."""
     client, generator = client_of(engine), torch.Generator().manual_seed(0)
     for n in range(40):
         vector = torch.nn.functional.normalize(torch.randn(engine.gallery.dimension, generator=generator), dim=0)

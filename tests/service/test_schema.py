@@ -26,7 +26,7 @@ from tests.service.conftest import encoded
 
 pytestmark = pytest.mark.long
 _UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}", "POST /v1/feedback")
-"""No random text is a filter or the id of an answer, few bodies are a change."""
+"""Operations that random requests rarely satisfy: a random text is neither a filter nor the id of an answer."""
 _SHARED = "POST /v1/items/batch: Allow header mismatch"  # this is also the address of an item with the id `batch`
 _REPORTED = "POST /v1/items/batch: Schema-violating request accepted"  # `on_error=good` reports each bad item in a 200
 _OF_IMAGES = ("GET /v1/items/{id}/thumbnail", "GET /v1/samples/{number}")

@@ -15,7 +15,7 @@ from tests.methods.small_data import batches, images, network, outside, quick, t
 
 HALF = [torch.bfloat16, torch.float16]
 UNIT = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
-"""Their relative rounding error."""
+"""Relative rounding error of each type."""
 
 
 def tensors_of(encoder: BayesianEncoder) -> dict[str, Any]:

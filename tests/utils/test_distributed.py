@@ -33,7 +33,7 @@ TRAINED = {
     "steady_heads": 1e-4,
     "fit_added_layer": 1e-4,
 }
-"""Tolerances where gradients, float32, were summed in another order, in a few steps or hundreds."""
+"""Tolerances for float32 gradients that are summed in another order, after a few steps or hundreds."""
 FITTED = 1e-6
 
 

@@ -197,7 +197,7 @@ def steady_heads(folder: Path) -> dict[str, Tensor]:
 def views(folder: Path, method: type[ViewsMethod] = Simclr, **options: Any) -> dict[str, Tensor]:
     training: dict[str, Any] = {"optimizer": "sgd", "accelerator": "cpu", "progress": False, "batch_size": BATCH}
     trained, images = network(), Images()
-    data = TensorImages(images.images[:42], images.labels[:42])  # of which every part of a batch has two
+    data = TensorImages(images.images[:42], images.labels[:42])  # every part of a batch has at least two of these
     method(crop_scale=1.0, jitter=0.0, **options).train(trained, data, Training(loss=LOSS, epochs=2, **training))
     return weights(trained)
 

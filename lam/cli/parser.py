@@ -165,8 +165,8 @@ def command_parser() -> argparse.ArgumentParser:
     )
     add("--accept", metavar="SCORE", help=what)
     what = (
-        "search the run's gallery (index) or half of the held-out data (default: index; if it holds places or "
-        "no class of these data, half of these data replace as many of its items)"
+        "search the run's gallery (index) or half of the held-out data (default: index; if the gallery holds places "
+        "or none of the data's classes, half of the data replace as many of its items)"
     )
     add("--gallery", choices=("held-out", "index"), help=what)
     add("--folder", help="calibrate on fresh images, or a table of texts (default: the run's validation split)")
@@ -205,7 +205,7 @@ def command_parser() -> argparse.ArgumentParser:
     add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
     what = "keep the embeddings of N random queries in the run's folder, to calibrate on (default: none)"
     add("--keep-queries", type=int, metavar="N", help=what)
-    add("--drop-corrupt", action="store_true", help="delete stored items that were altered, and do not stop")
+    add("--drop-corrupt", action="store_true", help="delete altered items instead of stopping at the first")
     what = (
         "search exactly (flat), or faster along a graph that may miss a neighbour (hnsw; the start prints the "
         "share that it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type "

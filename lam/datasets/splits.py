@@ -80,7 +80,7 @@ def note_lost_metadata(pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any
     names = {name for kept, lost in pairs for name in {**kept, **lost} if kept.get(name) != lost.get(name)}
     if different := sorted(name for name in names if name.lower() not in ("id", "split")):
         note = f"{source}: rows of one answer differ in {first_of(different)}: the gallery keeps the first row"
-        advice = "for an item each, give `lam index` a table with the columns id and text"
+        advice = "for separate items, give `lam index` a table with the columns id and text"
         warnings.warn(f"{note}; {advice}", Note, stacklevel=4)
 
 

@@ -18,7 +18,7 @@ from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.embeddings import Embeddings
 
-_SEPARATE = "for an item each, give them ids in a list"
+_SEPARATE = "for separate items, give them ids in a list"
 
 
 @dataclass(frozen=True)

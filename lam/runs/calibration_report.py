@@ -49,7 +49,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
         single, share = int(calibration.unseen.is_single.sum()), calibration.unseen.share_of_new
         classes = "1 class has" if single == 1 else f"{single} classes have"
         yield f"new classes: {classes} one item; at most {share:.3g} of new items are of a new class"
-        yield "       if the gallery is a random sample of what comes in, and the network was not trained on its items"
+        yield "       if the gallery is a random sample of incoming items, and the network was not trained on its items"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:
         yield f"hits: too few queries had a match to say how many hits include one with probability {share}"
@@ -67,14 +67,18 @@ def bounded_queries(
     `n_classes` is the number of classes of the strangers or, without a folder of them, of held-out classes.
     """
     if strangers is not None:
-        like = "strangers like those" if n_classes == 0 else f"a random item of a new class, like the {n_classes}"
+        like = "strangers like the ones" if n_classes == 0 else f"a random item of a new class, like the {n_classes}"
         return f"for {like} in {strangers}"
     if n_classes >= needed(far):
         return f"for a random item of an unseen class, like the {n_classes} held-out classes"
     sentence = f"for known {what}; no bound for unseen {what}"
     if folder is not None or not is_trained or what == "questions":  # every question is new
-        source = f"in {folder}" if folder is not None else "trained on" if is_trained else "calibrated on"
-        sentence = f"for {what} like those {source}; no bound for others"
+        source = (
+            f"the {what} in {folder}"
+            if folder is not None
+            else f"the {'training' if is_trained else 'calibration'} {what}"
+        )
+        sentence = f"for {what} like {source}; no bound for others"
     if not n_classes:
         return sentence
     least = least_rate(n_classes)
@@ -90,8 +94,8 @@ def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strang
     share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
     whom = ""
     if n_strangers:
-        whom = f" and strangers {'of held-out classes' if strangers is None else f'like those in {strangers}'}"
-    return f"for queries like those calibrated on{whom}, {share} without a match in the gallery"
+        whom = f" and strangers {'of held-out classes' if strangers is None else f'like the ones in {strangers}'}"
+    return f"for queries like the calibration queries{whom}, {share} without a match in the gallery"
 
 
 def statistic_name(accept: str) -> str:
@@ -138,7 +142,7 @@ def _known_from(calibration: Calibration) -> str:
         if contrast.is_mixture:
             return f"{usual}, and from {mixture}, a share {share} of them strangers (95 % interval {low} to {high})"
         may = "all be known" if estimate[1] == 0 else "all be strangers"
-        usual = f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), they may {may}"
+        usual = f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), so they may {may}"
     strangers = f"{facts['n_strangers']} strangers" if facts["n_strangers"] else "the same with their classes as new"
     learnt = f"{usual}, from queries without their matches, and from {strangers}"
     return f"{learnt}; {without_match(contrast.share)} are expected to have no match"

@@ -84,7 +84,7 @@ class SearchResult:
             lines.append(
                 f"p-value of a new class {unseen[0]:.2g}, of a class in the gallery {unseen[1]:.2g}: a small one"
             )
-            lines.append("  speaks against it, if the gallery is a random sample of what comes in")
+            lines.append("  speaks against it, if the gallery is a random sample of incoming items")
         return lines
 
     def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:

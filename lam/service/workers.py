@@ -117,7 +117,7 @@ class Worker(Generic[Job, Result]):
                 _LOG.exception("the %s worker died and is restarted", self.name)
                 for _, future in self._in_hand:
                     if not future.done():
-                        future.set_exception(busy(f"the {self.name} worker was lost with this request in hand"))
+                        future.set_exception(busy(f"the {self.name} worker died during this request"))
                 self._in_hand, self._busy_since = [], None
                 self.restarts += 1
                 time.sleep(_PAUSE)

@@ -178,7 +178,7 @@ def test_metadata_of_an_answer_that_the_gallery_does_not_keep_are_named(lost: bo
         texts = read(root=path, preprocessing=TextPreprocessing())
     assert texts.metadata[-1] == {"id": "1", "tenant": "acme"}
     assert [str(note.message) for note in caught] == lost * [
-        f"{path}: rows of one answer differ in tenant: the gallery keeps the first row; for an item each, give `lam "
+        f"{path}: rows of one answer differ in tenant: the gallery keeps the first row; for separate items, give `lam "
         "index` a table with the columns id and text"
     ]
 

@@ -163,7 +163,7 @@ def test_few_of_the_answers_are_wrong_where_that_is_asked_for_and_until_it_is_no
         made, printed = calibrated(*options)
         assert made.targets.wrong == wrong
         assert made.accept_above >= before.accept_above
-        stream = "for queries like those calibrated on, none of them without a match in the gallery"
+        stream = "for queries like the calibration queries, none of them without a match in the gallery"
         assert made.facts["answers_wrong"] == (stream if wrong else None)
         said = f"answers: at most 0.9 of the answers are wrong, with confidence 0.95\n       {stream}; "
         assert (said in printed) == (wrong is not None)
@@ -252,7 +252,7 @@ def test_the_index_can_be_what_is_searched(calibrated: Calibrated) -> None:
 def test_fresh_images_are_parted_into_queries_and_a_gallery(calibrated: Calibrated, digit_folder: Path) -> None:
     made, _ = calibrated(*FRESH, f"--folder={digit_folder}")
     assert (made.facts["data"], made.facts["queries"], made.gallery_size) == (str(digit_folder), 12, 12)
-    assert made.facts["false_accepts"] == f"for classes like those in {digit_folder}; no bound for others"
+    assert made.facts["false_accepts"] == f"for classes like the classes in {digit_folder}; no bound for others"
 
 
 @pytest.mark.long
@@ -349,7 +349,7 @@ def test_false_accepts_can_be_promised_of_strangers(
         Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
     made, printed = calibrated(*TARGETS, "--accept=cosine", f"--strangers={folder}")
     assert made.facts["strangers"] == str(folder)
-    assert made.facts["false_accepts"] == f"for strangers like those in {folder}"
+    assert made.facts["false_accepts"] == f"for strangers like the ones in {folder}"
     assert made.facts["false_accepts"] in printed
     embedded = embed_items(Run(run_copy).encoder, folder, progress=False)
     first = Run(run_copy).gallery.search(embedded.embeddings, 1).scores[:, 0]

@@ -151,7 +151,7 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     numbers = f"a share {share:.2g} of them strangers (95 % interval {low:.2g} to {high:.2g})"
     assert f"{usual}, and from 80 queries in {mixed}, {numbers}\n" in printed
 
-    for images, may in ((known, "they may all be known"), (foreign, "they may all be strangers")):
+    for images, may in ((known, "so they may all be known"), (foreign, "so they may all be strangers")):
         folder = tmp_path / may
         _write_images(folder / "images", images)
         printed = lam(*command, f"--unlabelled={folder}").out

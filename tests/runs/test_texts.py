@@ -162,7 +162,7 @@ def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path:
     shutil.copytree(of_questions.folder, tmp_path / "run")
     calibration = calibrated(tmp_path / "run")
     assert (calibration.gallery_size, calibration.facts["queries"]) == (60, 12)
-    assert calibration.facts["false_accepts"] == "for questions like those trained on; no bound for others"
+    assert calibration.facts["false_accepts"] == "for questions like the training questions; no bound for others"
     with closing(Engine(tmp_path / "run")) as engine, client_of(engine) as client:
         answer = client.post("/v1/search?k=2", json={"text": "where is thing7"}).json()
         assert answer["decision"] in ("match", "unknown", "abstain")
@@ -462,7 +462,7 @@ def test_a_run_that_trained_nothing_promises_nothing_of_what_it_was_trained_on(t
     for what, data in (("questions", faq(tmp_path / "faq.json")), ("classes", topics(tmp_path / "topics.json"))):
         run = text_run(tmp_path / what, data, *as_it_is)
         calibration = calibrated(run.folder)
-        assert calibration.facts["false_accepts"] == f"for {what} like those calibrated on; no bound for others"
+        assert calibration.facts["false_accepts"] == f"for {what} like the calibration {what}; no bound for others"
         assert calibration.flag == calibration.detector.best
 
 

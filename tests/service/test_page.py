@@ -406,8 +406,8 @@ def test_a_refusal_is_seen_wherever_the_page_is_scrolled_to(page: Browser, addre
 
 
 def test_a_rate_is_said_to_hold_of_whom_it_was_promised(page: Browser) -> None:
-    facts = {"false_accepts": "for questions like those calibrated on; no bound for others"}
-    facts["answers_wrong"] = "for queries like those calibrated on, none of them without a match in the gallery"
+    facts = {"false_accepts": "for questions like the calibration questions; no bound for others"}
+    facts["answers_wrong"] = "for queries like the calibration queries, none of them without a match in the gallery"
     whom = f"This rate holds {facts['false_accepts']}."
     answers = " Of the answered queries, at most 5\xa0% are wrong, with a confidence of 95\xa0%: "
     for wrong, moved, more in (

@@ -116,7 +116,7 @@ METRICS: dict[str, Metric] = {
         for k in DEPTHS
     },
     "r_precision": Metric(
-        "R-precision", "higher", "mean precision of as many hits as there are relevant items", r_precision, ("ranks",)
+        "R-precision", "higher", "mean precision of the first R hits, for R relevant items", r_precision, ("ranks",)
     ),
     "mrr": Metric("MRR", "higher", "mean of 1 / rank of the first relevant item", mean_reciprocal_rank, ("ranks",)),
     "auroc": Metric(

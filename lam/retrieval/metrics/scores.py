@@ -250,7 +250,7 @@ SCORES: dict[str, Score] = {
         k=NEAREST,
     ),
     "weighted_votes": Score(
-        "share of the first hits of other classes, the near ones counting more",
+        "share of the first hits of other classes, with near hits weighted more",
         "weighted votes",
         "the hits do not agree on the class; near hits count more",
         weighted_disagreement,

@@ -250,7 +250,7 @@ export function aboutSet(decision, answer, { depth, threshold }) {
     return "";
   }
   const where = depth === 1 ? "as the first item" : `among the first ${depth} items`;
-  return ` Of queries like those it was calibrated on that have a match, at least ${percent(1 - threshold.conformal_miss)} have ` +
+  return ` Of queries with a match that are like the calibration queries, at least ${percent(1 - threshold.conformal_miss)} have ` +
     `one ${where}.`;
 }
 
@@ -278,7 +278,7 @@ export function aboutPair({ decision, probability, score, threshold, far, kappa 
 export function aboutWatch(state, isStale) {
   return {
     holds: isStale ? "" : "The promise holds.",
-    "in doubt": "The promise is in doubt: queries are no longer like those that the run was calibrated on. Calibrate it " +
+    "in doubt": "The promise is in doubt: queries are no longer like the calibration queries. Calibrate it " +
       "on fresh ones.",
     broken: "The promise is broken: judged answers have more errors than promised. Calibrate it again.",
   }[state] ?? "";

@@ -79,7 +79,7 @@ class TestFields(models.Answer):
     name: Annotated[str, Field(description="`kappa`, `cosine`: tests on queries; `far`, `wrong`: tests on feedback")]
     evidence: Annotated[float, Field(description="wealth of bets against the promise; 1 at the beginning")]
     peak: Annotated[float, Field(description="greatest evidence so far")]
-    needed: Annotated[float, Field(description="evidence from which the test alarms, for good")]
+    needed: Annotated[float, Field(description="evidence at which the test raises a permanent alarm")]
     n: Annotated[models.Count, Field(description="number of queries or judged answers")]
     errors: Annotated[int | None, Field(description="errors among the judged answers; null for queries")]
     limit: Annotated[models.Share | None, Field(description="rate of errors that chance allows; null for queries")]

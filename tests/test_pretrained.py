@@ -354,7 +354,7 @@ def test_half_precision_and_double_precision_outputs():
         (
             nn.Linear(8, 8),
             {"head": "fc"},
-            r"head 'fc' is no linear layer of the network; .*\. Or let lam.fit add a layer",
+            r"head 'fc' is not a linear layer of the network; .*\. Or let lam.fit add a layer",
         ),
         (nn.ReLU(), {"head": "train", "dimension": 9}, "dimension must be from 2 to 8, the width .* output, got 9"),
         (nn.ReLU(), {"head": "train", "dimension": 1}, "dimension must be from 2 to 8, .* got 1"),

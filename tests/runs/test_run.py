@@ -327,7 +327,7 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
         ),
         (["--network.options={width: 3}"], "convnet8 does not take these options .*--network.options={}"),
         (["--data.ood=[{name: digits_patches}, {name: digits_patches}]"], "2 sets called digits_patches: give each"),
-        (["--method.head=body"], "head 'body' is no linear layer of the network"),
+        (["--method.head=body"], "head 'body' is not a linear layer of the network"),
         (["--method.structure=full", "--method.max_memory=10"], "takes 37,896,336 bytes, more than max_memory, 10"),
         (["--method.curvature=supcon"], "SupConCurvature needs a temperature"),
         (["--training.precision=16-mixed", "--accelerator=cpu"], "take bf16-mixed"),

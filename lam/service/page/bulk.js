@@ -7,7 +7,7 @@ import { tamed } from "./words.js";
 const MOST = 10000; // files of a folder
 const LONGEST_PATH = 120;
 const TRIES = 5;
-const BESIDE = 2 ** 16; // bytes of a body beside its images
+const BESIDE = 2 ** 16; // bytes of a body without its images
 const IMAGES = /\.(jpe?g|png|webp)$/i;
 const WORDS = { match: "✓ match", unknown: "✕ unknown", abstain: "? not sure" };
 

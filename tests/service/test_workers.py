@@ -156,7 +156,7 @@ def dies_and_comes_back(make: Make, times: int) -> None:
 
     worker = make(work, wait=0.0)
     for number in range(times):
-        with pytest.raises(Refusal, match="was lost"):
+        with pytest.raises(Refusal, match="died"):
             worker.submit("die").result(5)
         assert worker.complaint == "the test worker is being restarted"
         assert worker.submit("live").result(5) == "live"

@@ -42,7 +42,7 @@ def bag_of_words_as_it_is(*, dimension: int, head: str = "identity") -> Embeddin
     """The network with a head that changes nothing.
 
     Args:
-        dimension: unused; D is the number of counts.
+        dimension: embedding dimensions D. This argument has no effect: D is the number of counts.
         head: `identity`.
     """
     return EmbeddingNetwork(BagOfWords(), identity_layer(WIDTH))

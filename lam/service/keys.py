@@ -42,7 +42,7 @@ class Keys:
         self._file, self._version = file, version
         for key in rights:
             _check(key, "a key")
-        self._rights: list[tuple[bytes, Right]] = [(_hash(key.encode()), right) for key, right in rights.items()]
+        self._rights = _hashed(rights)
 
     @classmethod
     def read(cls, file: str | None = None) -> "Keys | None":
@@ -55,23 +55,26 @@ class Keys:
             ValueError: for an empty variable or file, another right, a repeated key, or a file that others may read.
             OSError: for a file that cannot be read.
         """
-        rights, version = dict[str, Right](), _version_of(file)
-        if (key := os.environ.get(VARIABLE)) is not None:
-            key = key.strip()  # secret files end with a line break
-            if not key:
-                raise ValueError(f"${VARIABLE} is empty: unset it to serve only this machine, or set a key")
-            rights[_check(key, f"${VARIABLE}")] = "admin"
+        version, rights = _version_of(file), _of_environment()
         if file is not None:
+            before = len(rights)
             _read_file(Path(file), rights)
+            if len(rights) == before:
+                raise ValueError(f"{file} holds no key: give lines such as `read KEY`")
         return cls(rights, file, version) if rights else None
 
     def right_of(self, key: bytes) -> Right | None:
-        """The right of a key; None for an unknown key. A file that has changed is read again."""
+        """The right of a key; None for an unknown key. A file that has changed is read again.
+
+        The keys of an invalid file stay as they were. A deleted or empty file has no keys.
+        """
         if (version := _version_of(self._file)) != self._version:
             self._version = version
+            rights = _of_environment()
             try:
-                if (read := Keys.read(self._file)) is not None:
-                    self._rights = read._rights
+                if self._file is not None and version is not None:
+                    _read_file(Path(self._file), rights)
+                self._rights = _hashed(rights)
             except (OSError, ValueError) as error:
                 _LOG.error("the keys stay as they were: %s", error)
         digest = _hash(key)
@@ -91,12 +94,20 @@ def _version_of(file: str | None) -> tuple[int, ...] | None:
     return None
 
 
+def _of_environment() -> dict[str, Right]:
+    if (key := os.environ.get(VARIABLE)) is None:
+        return {}
+    key = key.strip()  # secret files end with a line break
+    if not key:
+        raise ValueError(f"${VARIABLE} is empty: unset it to serve only this machine, or set a key")
+    return {_check(key, f"${VARIABLE}"): "admin"}
+
+
 def _read_file(path: Path, rights: dict[str, Right]) -> None:
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & _OTHERS:
             raise ValueError(f"{path} holds keys, and other users may read or change it: `chmod 600 {path}`")
         lines = file.read().splitlines()
-    before = len(rights)
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -107,8 +118,6 @@ def _read_file(path: Path, rights: dict[str, Right]) -> None:
         if _check(key.strip(), where) in rights:
             raise ValueError(f"{where} repeats a key: give each key one right")
         rights[key.strip()] = name
-    if len(rights) == before:
-        raise ValueError(f"{path} holds no key: give lines such as `read KEY`")
 
 
 def _check(key: str, where: str) -> str:
@@ -117,6 +126,10 @@ def _check(key: str, where: str) -> str:
     if len(key) > _MAX_KEY:
         raise ValueError(f"{where} has {len(key)} characters; at most {_MAX_KEY} fit into a header")
     return key
+
+
+def _hashed(rights: Mapping[str, Right]) -> list[tuple[bytes, Right]]:
+    return [(_hash(key.encode()), right) for key, right in rights.items()]
 
 
 def _hash(key: bytes) -> bytes:

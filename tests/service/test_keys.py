@@ -101,14 +101,29 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_changes_nothing(
 ) -> None:
     keys = Keys.read(file := keys_in(tmp_path / "keys", f"read {READ}"))
     assert keys is not None
-    for text in (f"write {WRITE}\nadmin {ADMIN}", "nonsense", None):
+    for text in (f"write {WRITE}\nadmin {ADMIN}", "nonsense"):
         Path(file).unlink()
-        if text is not None:
-            keys_in(tmp_path / "keys", text)
+        keys_in(tmp_path / "keys", text)
         assert [keys.right_of(key.encode()) for key in SECRETS] == [None, "write", "admin"]
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 1
     keys_in(tmp_path / "keys", f"read {ADMIN}")
     assert keys.right_of(ADMIN.encode()) == "read"
+
+
+@pytest.mark.parametrize("text", [None, "", f"# read {READ}\n"], ids=["deleted", "empty", "comment"])
+def test_no_key_of_a_file_outlives_its_last_line(
+    tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    monkeypatch.setenv("LAM_API_KEY", ADMIN)
+    keys = Keys.read(file := keys_in(tmp_path / "keys", f"read {READ}"))
+    assert keys is not None
+    assert keys.right_of(READ.encode()) == "read"
+    Path(file).unlink()
+    if text is not None:
+        keys_in(tmp_path / "keys", text)
+    assert [keys.right_of(key.encode()) for key in SECRETS] == [None, None, "admin"]
+    keys_in(tmp_path / "keys", f"read {READ}")
+    assert keys.right_of(READ.encode()) == "read"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ A filter is an object with lists of conditions. An item passes if all conditions
     {"key": FIELD, "match": {"value": V}}       equal to V: a text, a number or a boolean
     {"key": FIELD, "match": {"any": [V, ...]}}    equal to one of these values
     {"key": FIELD, "match": {"except": [V, ...]}}   a value different from all of these
-    {"key": FIELD, "range": {"gte": A, "lt": B}}  a number in the range: gt, gte, lt, lte
+    {"key": FIELD, "range": {"gte": A, "lt": B}}  in the range (gt, gte, lt, lte): a number between numbers, or a text
+                                                  that begins with a date between dates, such as "2026-11-30"
     {"is_empty": {"key": FIELD}}                missing, null or []
     {"is_null": {"key": FIELD}}                 null
     {"has_id": [ID, ...]}, {"has_label": [LABEL, ...]}
@@ -17,7 +18,8 @@ refuses them, and `range` compares them rounded. Names and values are parameters
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -29,6 +31,8 @@ _MAX_NESTED = 8  # names in a field
 _CLAUSES = ("must", "should", "must_not")
 _BOUNDS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _CONDITIONS = ("key", "is_empty", "is_null", "has_id", "has_label")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DATE_GLOB, _DATE_LENGTH = "-".join(["[0-9]" * 4, "[0-9]" * 2, "[0-9]" * 2]), 10
 ALLOWED = {
     "clauses": list(_CLAUSES),
     "conditions": ["key with match or range", *_CONDITIONS[1:]],
@@ -56,7 +60,8 @@ class Filter:
     Attributes:
         text: the filter as JSON with sorted names; equal filters have equal texts.
         sql: condition on a row, true if the row passes.
-        fields: for each field in the filter, a condition that is true if the row has the field.
+        fields: for each field in the filter, a condition that is true if the row has the field; for a range, as a
+            number or a date, as the range has it.
 
     Example:
         >>> filter = Filter.parse('{"must": [{"key": "year", "range": {"gte": 1900}}]}')
@@ -141,11 +146,17 @@ class _Compiler:
         tables, named = self._field(content["key"])
         rest = content.keys() - {"key"}
         _require(len(rest) == 1 and rest <= {"match", "range"}, "needs one of match and range besides key")
-        test = self._match if "match" in content else self._range
-        whole, element = (test(content[next(iter(rest))], name) for name in ("v", "e"))
         elements = "json_each(CASE WHEN v.type = 'array' THEN v.value ELSE '[]' END) AS e"
-        text = f"EXISTS ({tables} AND ({whole.text} OR EXISTS (SELECT 1 FROM {elements} WHERE {element.text})))"
-        return Sql(text, (*named, *whole.parameters, *element.parameters))
+
+        def in_field(test: Callable[[str], Sql]) -> Sql:
+            whole, element = test("v"), test("e")
+            text = f"EXISTS ({tables} AND ({whole.text} OR EXISTS (SELECT 1 FROM {elements} WHERE {element.text})))"
+            return Sql(text, (*named, *whole.parameters, *element.parameters))
+
+        if "match" in content:
+            return in_field(lambda name: self._match(content["match"], name))
+        self.fields[content["key"]] = in_field(lambda name: Sql(_kind_of(content["range"], name)))
+        return in_field(lambda name: self._range(content["range"], name))
 
     def _field(self, key: Any) -> tuple[str, tuple[str, ...]]:
         """The beginning of an SQL query that selects the value of a field as `v`, and the query's parameters."""
@@ -192,14 +203,15 @@ class _Compiler:
             return found
         return Sql(f"({name}.type NOT IN ('null', 'array', 'object') AND NOT {found.text})", found.parameters)
 
-    def _range(self, content: Any, name: str) -> Sql:
-        are_bounds = isinstance(content, dict) and set() < content.keys() <= _BOUNDS.keys()
-        _require(are_bounds, f"needs some of {', '.join(_BOUNDS)} in range")
-        _require(all(map(_is_number, content.values())), "needs numbers in range")
+    def _range(self, content: dict[str, Any], name: str) -> Sql:
         self._count(list(content))
-        tests = " AND ".join(f"{name}.atom {_BOUNDS[bound]} ?" for bound in content)
-        text = f"({name}.type IN ('integer', 'real') AND {tests})"
-        return Sql(text, tuple(map(_number, content.values())))
+        found, bounds = f"{name}.atom", list(content.values())
+        if isinstance(bounds[0], str):
+            found = f"substr({found}, 1, {_DATE_LENGTH})"
+        else:
+            bounds = list(map(_number, bounds))
+        tests = " AND ".join(f"{found} {_BOUNDS[bound]} ?" for bound in content)
+        return Sql(f"({_kind_of(content, name)} AND {tests})", tuple(bounds))
 
     def _texts(self, kind: str, values: Any) -> list[str]:
         are_texts = isinstance(values, list) and values and all(isinstance(value, str) for value in values)
@@ -211,6 +223,17 @@ class _Compiler:
         self._values += len(values)
         # values of a field are compiled twice, for lists
         _require(self._values <= 2 * MAX_VALUES, f"has more than {MAX_VALUES} values")
+
+
+def _kind_of(content: Any, name: str) -> str:
+    """Condition that a value has the kind of the bounds of a range: a number or a date."""
+    are_bounds = isinstance(content, dict) and set() < content.keys() <= _BOUNDS.keys()
+    _require(are_bounds, f"needs some of {', '.join(_BOUNDS)} in range")
+    bounds = content.values()
+    if all(map(_is_number, bounds)):
+        return f"{name}.type IN ('integer', 'real')"
+    _require(all(map(_is_date, bounds)), 'needs numbers in range, or dates such as "2026-11-30"')
+    return f"{name}.type = 'text' AND {name}.atom GLOB '{_DATE_GLOB}*'"
 
 
 def _refuse(what: str) -> NoReturn:
@@ -240,6 +263,10 @@ def _text(value: str) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_date(value: object) -> bool:
+    return isinstance(value, str) and _DATE.fullmatch(value) is not None
 
 
 def _is_exact(value: int | float) -> bool:

@@ -35,6 +35,9 @@ _PLACE = b'"metadata":0'  # in a text, the quotes would be escaped
 Metadata = Annotated[
     str, PlainSerializer(_set_aside, when_used="json", return_type=int), WithJsonSchema({"type": "object"})
 ]
+UnknownFields = Annotated[
+    list[str], Field(description="if none passes, fields of the filter that no item has, or not with the range's type")
+]
 AnswerId = Annotated[str, Field(description="for `POST /v1/feedback`")]
 PromiseState = Annotated[
     Literal["holds", "in doubt", "broken"],
@@ -125,7 +128,7 @@ class FilterFields(Answer):
     """The part of the gallery that a filter leaves, and the promise that holds there."""
 
     items: Annotated[Count, Field(description="items that pass")]
-    unknown_fields: Annotated[list[str], Field(description="if none passes, fields that no item has")]
+    unknown_fields: UnknownFields
     far: Annotated[
         Share | None,
         Field(description="at most this share of queries without a match there is a `match`; null: no promise"),
@@ -238,7 +241,7 @@ class ListResponse(Answer):
     items: list[ItemResponse]
     after: str | None
     total: Annotated[Count, Field(description="items that pass the filter, or all")]
-    unknown_fields: Annotated[list[str], Field(description="if none passes, fields of the filter that no item has")]
+    unknown_fields: UnknownFields
 
 
 class DeleteResponse(Answer):
@@ -253,7 +256,7 @@ class DeleteItemsResponse(Answer):
     """The gallery after the deletion of all items that pass a filter."""
 
     deleted: Count
-    unknown_fields: Annotated[list[str], Field(description="if none passes, fields of the filter that no item has")]
+    unknown_fields: UnknownFields
     gallery_size: Count
 
 

@@ -33,6 +33,15 @@ VARIED: list[dict[str, Any]] = [
     {"n": "1", "o": "text", "t": 1, 'a"b': "'; --"},
     {"n": -(2**40), "o": {"x": [1, 2]}, "tags": ["b", 3, None]},
 ]
+DATED: list[dict[str, Any]] = [
+    {"on": "2026-02-28"},
+    {"on": "2026-03-01T12:00:00Z"},
+    {"on": ["1999-12-31", "2026-11-30"]},
+    {"on": "yesterday"},
+    {"on": 2026},
+    {"on": "12.50"},
+    {},
+]
 
 
 def key(field: str, **test: Any) -> dict[str, Any]:
@@ -116,6 +125,22 @@ def test_conditions_respect_types_lists_and_nested_names(
     assert passing(VARIED, {"must": [condition]}, tmp_path) == expected
     others = [row for row in range(len(VARIED)) if row not in expected]
     assert passing(VARIED, {"must_not": [condition]}, tmp_path) == others
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({"gte": "2026-03-01"}, [1, 2]),
+        ({"lte": "2026-03-01"}, [0, 1, 2]),
+        ({"gt": "2026-03-01"}, [2]),
+        ({"gt": "2000-01-01", "lt": "2026-03-01"}, [0]),
+        ({"gte": 2000}, [4]),
+    ],
+)
+def test_a_range_of_dates_holds_whole_days(bounds: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
+    assert passing(DATED, {"must": [key("on", range=bounds)]}, tmp_path) == expected
+    others = [row for row in range(len(DATED)) if row not in expected]
+    assert passing(DATED, {"must_not": [key("on", range=bounds)]}, tmp_path) == others
 
 
 def passes(row: dict[str, Any], number: int, filter: dict[str, Any]) -> bool:
@@ -213,6 +238,8 @@ def test_random_filters_pass_what_a_slow_twin_passes(tmp_path: Path) -> None:
         ('{"must": [{"is_null": {"key": "a.\\u0000"}}]}', "zero character"),
         ('{"must": [{"key": "a", "match": {"value": "\\u0000"}}]}', "zero character"),
         ('{"must": [{"key": "a", "range": {"gt": "1"}}]}', "numbers in range"),
+        ('{"must": [{"key": "a", "range": {"gt": "2026-3-1"}}]}', "numbers in range"),
+        ('{"must": [{"key": "a", "range": {"gt": "2026-03-01", "lt": 3}}]}', "numbers in range"),
         ('{"must": [{"key": "a", "range": {"above": 1}}]}', "some of gt, gte, lt, lte"),
         ('{"must": [{"key": "a", "match": {"value": 1%s}}]}' % ("0" * 400), "too large"),
         ('{"must": [{"key": "a", "match": {"any": [1, 9223372036854775808]}}]}', "integers beyond 64 bits as texts"),
@@ -239,6 +266,22 @@ def test_a_field_that_no_item_has_is_named(tmp_path: Path) -> None:
     filter = {"must": [value("colour", "red"), value("city", "London"), value("city.part", "Soho")]}
     assert store.where(Filter.parse(json.dumps(filter))) == ([], ("colour", "city.part"))
     assert store.where(Filter.parse(json.dumps({"must": [value("city", "Rome")]}))) == ([], ())
+    store.close()
+
+
+def test_a_range_names_a_field_that_holds_no_value_of_its_kind(tmp_path: Path) -> None:
+    store = ItemStore(tmp_path / "items.sqlite")
+    store.write(items_of([{"price": "9.50"}, {"price": "12.50", "on": "2026-11-30", "n": [1]}]))
+
+    def unknown(**field: Any) -> tuple[str, ...]:
+        (name, bounds), *_ = field.items()
+        rows, found = store.where(Filter.parse(json.dumps({"must": [key(name, range=bounds)]})))
+        assert rows == []
+        return found
+
+    assert unknown(price={"gt": 1}) == ("price",)
+    assert unknown(on={"gt": 1}) == ("on",)
+    assert unknown(on={"gt": "2026-12-01"}) == unknown(n={"gt": 1}) == ()
     store.close()
 
 

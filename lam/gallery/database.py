@@ -4,7 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -37,6 +37,29 @@ def connect(address: str | Path, *, uri: bool = False) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def connect_reading(path: Path) -> sqlite3.Connection:
+    """A connection that only reads an existing file, beside a process that writes."""
+    connection = connect(f"{path.absolute().as_uri()}?mode=rw{'&immutable=1' * is_immutable(path)}", uri=True)
+    connection.execute("PRAGMA query_only=ON")
+    return connection
+
+
+def is_immutable(path: Path) -> bool:
+    """Whether the file cannot change: its folder is read-only and holds no log (`immutable` ignores a log)."""
+    return not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+
+
+def copy_database(source: sqlite3.Connection, path: str | Path) -> None:
+    """Copy a database of one moment into a new file, while another process may write."""
+    with closing(sqlite3.connect(path)) as new:
+        try:
+            source.backup(new)  # all pages at once: with several transactions, a write restarts the copy
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            raise OSError(f"{path} cannot be written ({error}): make room on its disk") from None
 
 
 @contextmanager

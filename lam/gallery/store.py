@@ -21,7 +21,10 @@ from lam.gallery.database import (
     BY_ID,
     Transaction,
     connect,
+    connect_reading,
+    copy_database,
     explain_errors,
+    is_immutable,
     limited_time,
     refuse_locked,
     refuse_unstored,
@@ -93,12 +96,8 @@ class ItemStore:
             write_text(self._mark, _MARK_TEXT)
 
     def _connect(self, opened: ExitStack) -> sqlite3.Connection:
-        address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
-        if self._read_only and self.is_immutable:
-            address += "&immutable=1"
-        connection = connect(address, uri=True)
+        connection = connect_reading(self.path) if self._read_only else connect(self.path)
         opened.enter_context(closing(connection))
-        connection.execute(f"PRAGMA query_only={self._read_only}")
         connection.execute(f"PRAGMA page_size={_PAGE}")
         connection.execute("PRAGMA cache_spill=OFF")  # a large change stays in memory: each page is written once
         connection.execute("PRAGMA secure_delete=ON")  # deleted vectors and pictures are overwritten
@@ -106,8 +105,8 @@ class ItemStore:
 
     @property
     def is_immutable(self) -> bool:
-        """Whether the file cannot change: its folder is read-only and holds no log (`immutable` ignores a log)."""
-        return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
+        """Whether the file cannot change."""
+        return is_immutable(self.path)
 
     @property
     def is_in_place(self) -> bool:
@@ -182,13 +181,8 @@ class ItemStore:
 
     def copy(self, path: str | Path) -> None:
         """Copy the items of one moment into a new file, while another process may write."""
-        with explain_errors(self.path), closing(sqlite3.connect(path)) as new:
-            try:
-                self._writer.backup(new)  # all pages at once: with several transactions, a write restarts the copy
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                    raise
-                raise OSError(f"{path} cannot be written ({error}): make room on its disk") from None
+        with explain_errors(self.path):
+            copy_database(self._writer, path)
 
     def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
         """Collect intact rows in `kept`; return the ids of altered rows by key, and the fault, empty without one."""

@@ -1,8 +1,8 @@
 """Backup of a finished run, even while a service changes the run's items. A service can open the backup as a run.
 
 SQLite copies the items in one read transaction, so the copy is consistent even if another process writes. `back_up`
-holds the run's lock, so the other files do not change meanwhile. The backup leaves out the sample of live queries and
-`watch/` (the tests of promised rates), because a service may be writing these files.
+copies the tests of promised rates in the same way. `back_up` holds the run's lock, so the other files do not change
+meanwhile. The backup leaves out the sample of live queries.
 """
 
 import os
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lam.gallery.database import connect_reading, copy_database, explain_errors
 from lam.gallery.store import CACHE, FILE, ItemStore
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY, WATCH
@@ -76,6 +77,7 @@ def back_up(run: str | Path, folder: str | Path) -> Backup:
                 (temporary / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source.folder / file, temporary / file)
             items = _copy_items(source.folder / GALLERY / FILE, temporary / GALLERY / FILE)
+            _copy_promise(source.folder / WATCH, temporary / WATCH)
             _check(Run(temporary))
             files = tuple(_synced(path, temporary) for path in sorted(temporary.rglob("*")) if path.is_file())
             record = {"created": created, "items": items, "files": [asdict(file) for file in files]}
@@ -97,7 +99,7 @@ def _check(run: Run) -> None:
 
 
 def _fixed_files(folder: Path) -> Iterator[Path]:
-    """Relative paths of a run's files, except items, caches, live queries, `watch/` and temporary files."""
+    """Relative paths of a run's files, except databases, caches, live queries and temporary files."""
     left_out = {Path(GALLERY) / CACHE, Path(LIVE), Path(WATCH)}  # links are followed to galleries on other disks
     for path in sorted(Path(parent, file) for parent, _, files in os.walk(folder, followlinks=True) for file in files):
         name = path.relative_to(folder)
@@ -116,6 +118,14 @@ def _copy_items(source: Path, copy: Path) -> int:
         except CorruptFileError as error:  # the copy equals its source: the source is corrupt
             raise CorruptFileError(str(error).replace(str(copy), str(source))) from None
         return len(store)
+
+
+def _copy_promise(source: Path, copy: Path) -> None:
+    """Copy the tests of promised rates, and the list of judged answers; a run that was never served has none."""
+    for path in source.glob("*.sqlite"):
+        copy.mkdir(exist_ok=True)
+        with explain_errors(path), closing(connect_reading(path)) as database:
+            copy_database(database, copy / path.name)
 
 
 def _synced(path: Path, folder: Path) -> CopiedFile:

@@ -220,6 +220,19 @@ def test_altered_files_are_named(served_run: Path) -> None:
     Engine(served_run, SMALL).close()
 
 
+def test_a_backup_keeps_the_promise_and_the_judged_answers(client: TestClient, engine: Engine) -> None:
+    judged, other = search(client), search(client)
+    while client.get("/v1/model").json()["promise"]["state"] != "broken":
+        judged = match(engine, "2")
+        assert feedback(client, judged, label="").status_code == 200
+    name = client.post("/v1/backup").json()["name"]
+    with opened(engine.run.folder.parent / name, SMALL) as (restored, _):
+        assert search(restored)["promise"] == "broken"
+        assert readings(restored)["far"] == readings(client)["far"]
+        assert feedback(restored, judged, label="").status_code == 409
+        assert feedback(restored, other, label="").status_code == 200
+
+
 def test_feedback_that_cannot_be_stored_is_not_counted(
     client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_nearly_all_blocks_run() -> None:
     needing = [(page.name, block.splitlines()[0]) for page in PAGES for block in blocks(page) if NEEDS in block]
     assert needing == [
         ("gallery.md", "# Needs a Milvus server at db.example."),
+        ("operate.md", "# Needs a service."),
         ("serve.md", "# Needs a service."),
         ("http.md", "# Needs a finished run, and serves it until it is stopped."),
     ]

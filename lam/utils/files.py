@@ -377,7 +377,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process is writing to {folder}: wait until it has finished") from None
+            raise ValueError(f"{folder} is in use: end its service, or wait until the command has finished") from None
         yield
     finally:
         fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough: a forked process may hold the handle too

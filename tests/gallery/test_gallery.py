@@ -160,7 +160,7 @@ def test_items_of_another_encoder_are_refused(run_copy: Path) -> None:
 
 
 def test_a_second_opening_is_refused(gallery: Gallery, run_copy: Path) -> None:
-    with pytest.raises(ValueError, match="another process is writing to"):
+    with pytest.raises(ValueError, match="is in use"):
         Gallery(run_copy / "gallery", D)
 
 

@@ -138,7 +138,7 @@ def test_the_command_says_what_it_copied_and_what_it_cannot(
     assert f"{tmp_path} cannot be written, because this user may not write to" in refused
     lam("backup", tmp_path / "no", other, code=1)
     with Run(served_run).lock():
-        assert "another process is writing to" in lam("backup", served_run, other, code=1).err
+        assert "is in use" in lam("backup", served_run, other, code=1).err
 
 
 @pytest.mark.parametrize("part", [GALLERY, "calibration", "samples"])

@@ -141,7 +141,7 @@ def test_uploads_beyond_the_limit_are_refused_and_not_held(shared: Served) -> No
 
 def test_a_second_process_is_refused(served_run: Path, lam: Lam) -> None:
     with served(served_run):
-        assert "another process is writing to" in lam("serve", served_run, "--port", "0", code=1).err
+        assert "is in use" in lam("serve", served_run, "--port", "0", code=1).err
 
 
 def kills_lose_nothing(run: Path, png: bytes, kills: int, *, ready_within: float = 60.0) -> None:

@@ -213,7 +213,7 @@ class Client:
         return False
 
     def delete_items(self, *, filter: Json) -> int:
-        """Erase all items that pass a filter, in one step; returns their number."""
+        """Erase all items that pass a filter, in one step; returns their number, or 0 as for `delete` after a 503."""
         return self._ask("DELETE", "/v1/items", filter=filter)["deleted"]
 
     def _ask(self, method: str, path: str, body: Query | Json | None = None, **parameters: Any) -> Json:

@@ -91,9 +91,17 @@ class Item:
 
     @property
     def text(self) -> str | None:
-        """The content of a text item, in its metadata; None for an image, which has a thumbnail."""
+        """The content of a text item, in its metadata; None for an image or a vector, whose `text` is a plain fact."""
         text = json.loads(self.metadata).get("text")
-        return text if isinstance(text, str) and self.thumbnail is None else None
+        if not isinstance(text, str) or self.thumbnail is not None:
+            return None
+        is_content = not self.contents or pack([content_id(text.encode())]) in self.content_ids
+        return text if is_content else None
+
+    @property
+    def content_ids(self) -> set[bytes]:
+        """The known contents, eight bytes each."""
+        return {self.contents[start : start + 8] for start in range(0, len(self.contents), 8)}
 
     @property
     def has_thumbnail(self) -> bool:

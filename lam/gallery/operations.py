@@ -18,7 +18,6 @@ from lam.gallery.refusal import Refusal
 from lam.retrieval.index.fusion import Sums
 
 MAX_IMAGES = 10_000
-_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,7 @@ def _beside_text(item: Item) -> dict[str, Any]:
 
 def _holds(known: Item, image: Item) -> bool:
     """Whether the item already holds the image, by content numbers and, if some are unknown, by the item's id."""
-    contents, content = known.contents, image.contents
-    ids = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
+    ids, content = known.content_ids, image.contents
     is_incomplete = len(ids) < known.images
     return content in ids or (is_incomplete and known.id == str(int.from_bytes(content, "big")))
 

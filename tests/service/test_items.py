@@ -93,6 +93,14 @@ def test_metadata_of_an_image_may_be_called_text(engine: Engine, png: bytes) -> 
     assert client.put(name, content=png, headers=PNG).json()["metadata"] == {"text": "new", "page": 2}
 
 
+def test_metadata_of_a_vector_may_be_called_text(engine: Engine) -> None:
+    client, dimension = client_of(engine), engine.gallery.dimension
+    client.put("/v1/items/a", json=embedding(dimension, metadata={"text": "a caption", "page": 3}))
+    assert client.put("/v1/items/a", json=embedding(dimension, 1)).json()["metadata"]["text"] == "a caption"
+    patched = client.patch("/v1/items/a", json={"metadata": {"text": "another"}})
+    assert patched.json()["metadata"] == {"text": "another", "page": 3}
+
+
 def test_a_picture_that_the_client_has_is_not_sent_again(engine: Engine, png: bytes) -> None:
     client = client_of(engine)
     client.put("/v1/items/mine", content=png, headers=PNG)

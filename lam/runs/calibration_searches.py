@@ -18,7 +18,7 @@ from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores, answers_needed, needed
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
-from lam.retrieval.metrics.open_set import Searches, search_open_set
+from lam.retrieval.metrics.open_set import SAME, Searches, is_same, search_open_set, search_others
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.runs import calibration_gallery as galleries
 from lam.runs.calibration_options import CalibrationOptions
@@ -31,7 +31,6 @@ from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 
 LIVE = "live"
-_SAME = 1e-5  # greatest distance between embeddings of one input in batches of different sizes
 
 
 class Inputs:
@@ -133,7 +132,7 @@ class Strangers:
 
 
 def search_known(inputs: Inputs) -> Known:
-    """Search the gallery for the labelled queries; warn if queries are training items or gallery items."""
+    """Search the gallery for the labelled queries; warn if queries are training items."""
     run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
     images = inputs.held_out()
     replaces_half, places = False, None
@@ -166,13 +165,6 @@ def search_known(inputs: Inputs) -> Known:
         )
     queries = prediction.embeddings[rows]
     searches, verifier = _search(queries, searchable.items, searchable.relevance, config.seed)
-    is_item = _find_themselves(queries.mean, searchable.items.mean, searches)
-    if n_same := int((searches.correct & is_item).sum()):
-        warnings.warn(
-            f"{n_same} of {len(searches)} queries have the same embedding as an item: no bound holds if the gallery "
-            "contains the queries themselves; calibrate on a --folder of other items",
-            stacklevel=3,
-        )
     found = Prediction(prediction.features[rows], queries)
     return Known(images, found, searchable, gallery, searches, verifier, reference)
 
@@ -236,7 +228,7 @@ def _search_without_match(
         classes,
     )
     stored = set(labels) - {""}
-    is_stored = _find_themselves(mean, items[kept], searches).cpu() | torch.tensor([label in stored for label in own])
+    is_stored = is_same(mean, items[kept][searches.nearest]) | torch.tensor([label in stored for label in own])
     return Strangers(found, own if are_held_out else None, impostors), is_stored
 
 
@@ -255,10 +247,10 @@ def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
         embeddings, features = prediction.embeddings, prediction.features
     items, reference = known.searchable.items.mean, known.reference
     searches = _search_unmatched(embeddings.mean, items)
-    is_stored = _find_themselves(embeddings.mean, items, searches)
+    is_stored = is_same(embeddings.mean, items[searches.nearest])
     is_trained_on = torch.zeros_like(is_stored)
     if reference is not None:
-        is_trained_on = (knn_distance(features, reference, k=1) < _SAME**2 / 2).to(is_stored)
+        is_trained_on = (knn_distance(features, reference, k=1) < SAME**2 / 2).to(is_stored)
     rest = (~(is_stored | is_trained_on)).nonzero().flatten()
     if len(rest) == len(embeddings):
         return OtherQueries(embeddings, searches.cosines, features=features)
@@ -299,18 +291,19 @@ def _search_unmatched(queries: Tensor, items: Tensor) -> Searches:
     return search_open_set(queries, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
 
 
-def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
-    """Whether each query has the same embedding as its nearest item: the gallery then holds the query itself."""
-    return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
-
-
 def _search(
     queries: Embeddings, items: Embeddings, relevance: Relevance, seed: int
 ) -> tuple[Searches, Verifier | None]:
     """Hits of the queries, and a verifier if there are pairs of one class and pairs of different classes."""
-    searches = search_open_set(queries.mean, items.mean, relevance.of_rows)
+    searches, own = search_others(queries.mean, items.mean, relevance.of_rows)
+    if not searches.has_mate.any():
+        raise ValueError(
+            "every match of a query is the query itself: index other items of these labels, or give a --folder of "
+            "items that the gallery does not hold"
+        )
     generator = torch.Generator().manual_seed(seed)
-    rows, partners, same = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
+    pairs = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
+    rows, partners, same = (column[pairs[1] != own[pairs[0]]] for column in pairs)
     if same.all() or not same.any():
         return searches, None
     one, other = queries[rows], items[partners]

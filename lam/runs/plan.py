@@ -23,7 +23,7 @@ from lam.methods.laplace_posthoc import learned_parameters
 from lam.models import EmbeddingNetwork
 from lam.models.kappa_head import KappaHead
 from lam.models.modes import evaluating
-from lam.models.weights import load_state, load_weights
+from lam.models.weights import check_is_file, load_state, load_weights
 from lam.pairs.relation import Relation
 from lam.retrieval import rank, recall_at_k
 from lam.runs.config import RunConfig
@@ -81,6 +81,12 @@ class Plan:
     def __init__(self, config: RunConfig) -> None:
         config.check()
         self.config, self.loss = config, config.loss()
+
+    def check_checkpoint(self) -> None:
+        """Reject a checkpoint that does not exist, before data are read."""
+        checkpoint = self.config.checkpoint
+        if checkpoint is not None and not Path(checkpoint).is_dir():
+            check_is_file(checkpoint)
 
     def build(self, seed: int) -> EmbeddingNetwork:
         """A network with the pretrained weights of its library, or with random weights from a seed."""

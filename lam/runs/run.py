@@ -80,6 +80,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     progress = progress and distributed.is_rank_zero()
     if finished := distributed.broadcast_from_rank_zero(lambda: _finished(config)):
         return finished
+    plan.check_checkpoint()
     data = run_data.prepare_data(config, learns=plan.learns, progress=progress)
     network, start = distributed.rank_zero_first(lambda: plan.start(data.splits.train))
     if distributed.is_rank_zero() and data.is_new:

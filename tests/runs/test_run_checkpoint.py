@@ -54,6 +54,12 @@ def test_a_checkpoint_is_never_executed(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "run").exists()
 
 
+def test_a_missing_checkpoint_is_refused_before_data_are_read(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'missing.pth'}", "--data.root=no_data")
+    with pytest.raises(ValueError, match="missing.pth does not exist"):
+        run(config, progress=False)
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_before_any_work(tmp_path: Path) -> None:
     network = models.build("convnet8", dimension=3)
     torch.save(models.build("convnet8", dimension=4).state_dict(), tmp_path / "wide.pth")

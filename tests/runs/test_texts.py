@@ -21,6 +21,7 @@ from lam.runs.index import index_images
 from lam.runs.search import search
 from lam.service.engine import Engine
 from lam.utils.files import CorruptFileError
+from lam.utils.notes import Note
 from tests.conftest import FinishedRun, unrendered_pictures
 from tests.helpers import written_hits
 from tests.runs.conftest import Lam
@@ -374,10 +375,18 @@ def test_what_nobody_answers_needs_the_named_column_of_questions_alone(
     assert calibration.facts[named] == str(outside)
 
 
-def test_queries_that_are_in_the_gallery_are_told(of_topics: Run, run_copy: Path) -> None:
+def test_queries_that_are_in_the_gallery_are_searched_without_themselves(of_topics: Run, run_copy: Path) -> None:
     index_images(run_copy, str(of_topics.config.data.root), progress=False)
-    with pytest.warns(UserWarning, match="24 of 24 queries have the same embedding as an item"):
-        calibrated(run_copy)
+    with pytest.warns(Note, match="24 of 24 queries are items of the gallery"):
+        calibration = calibrated(run_copy)
+    assert calibration.facts["queries_with_match"] == 24
+
+
+def test_queries_whose_only_match_is_the_query_itself_are_refused(run_copy: Path, tmp_path: Path) -> None:
+    items = csv_of(tmp_path / "items.csv", "text,label", *(f"fur {number},{number}" for number in range(30)))
+    index_images(run_copy, items, progress=False)
+    with pytest.raises(ValueError, match="the query itself"), pytest.warns(Note, match="30 of 30"):
+        calibrated(run_copy, folder=items)
 
 
 def test_strangers_that_are_in_the_gallery_are_told(run_copy: Path, tmp_path: Path) -> None:

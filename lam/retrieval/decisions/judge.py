@@ -11,7 +11,6 @@ The hits must meet these conditions, because thresholds and probabilities are le
 - Nothing filters the search: a filtered store is another gallery, with its own calibration.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,12 +27,12 @@ from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.verification import CosineIntervals
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits, label_numbers
-from lam.retrieval.metrics.open_set import search_open_set
+from lam.retrieval.metrics.open_set import search_others
 from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _BEYOND_ONE = 1e-3  # rounding error of half precision
-_EQUAL = 1e-6  # rounding error of the cosine of equal vectors
+_EQUAL = 1e-3  # greatest distance of equal vectors, one of half precision
 _RISE = 1e-5  # rounding errors may let scores rise by this much
 
 Queries = Embeddings | tuple[Any, Any]
@@ -97,8 +96,8 @@ def calibrate_vectors(
     """Calibration for a store of labelled vectors, by exact search; `judge` then decides on hits of the store.
 
     Args:
-        queries: Q embeddings of items that are neither in the store nor used in training. If most are in the store, a
-            warning appears.
+        queries: Q embeddings of items that were not used in training. A query that is itself in the store is searched
+            without itself.
         query_labels: Q labels; a query whose label the store lacks counts as a search without a match.
         vectors: (G, D) vectors of all labelled items in the store, or their embeddings.
         labels: G labels of the items.
@@ -120,18 +119,11 @@ def calibrate_vectors(
             )
     _check_units("vectors", _plain(items, torch.ones(len(items))), embeddings.dimension)
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
-    searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
+    searches, _ = search_others(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored, within=_EQUAL)
     known = searches.has_mate
     intervals = CosineIntervals.fit(embeddings[known], own[known], items, searches.hits[known])
     data = CalibrationData(searches, embeddings, gallery_labels=stored)
-    calibration = replace(calibrate(data, choices, key=key), intervals=intervals)
-    if (n_stored := int((searches.score > 1 - _EQUAL).sum())) > len(searches) / 2:
-        warnings.warn(
-            f"{n_stored} of {len(searches)} queries equal a vector of the store, so new queries will hardly be "
-            "accepted: give held-out items, which the store lacks",
-            stacklevel=2,
-        )
-    return calibration
+    return replace(calibrate(data, choices, key=key), intervals=intervals)
 
 
 def _embeddings(queries: Queries) -> Embeddings:

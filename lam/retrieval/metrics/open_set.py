@@ -13,6 +13,7 @@ functions:
 A rate outside (0, 1), a NaN or different lengths raise a `ValueError`. Without searches, a metric is NaN.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,9 +26,13 @@ from lam.retrieval.metrics.scores import N_HITS
 from lam.retrieval.metrics.uncertainty import checked_answers, count_at_thresholds
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import booleans, check_no_nan, check_share, unit_rows
+from lam.utils.notes import Note
 
 Matches = Callable[[Int64[Tensor, " R"]], Bool[Tensor, "R N"]]
 """Function from positions of R queries to a mask of the gallery items that match each query."""
+
+SAME = 1e-5
+"""Greatest distance between embeddings of one input in batches of different sizes."""
 
 _BLOCK_ELEMENTS = 2**22  # cosines in memory at once
 
@@ -41,6 +46,7 @@ class Searches:
         cosines: (Q, K) cosines of `hits`.
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of a matching item; −∞ without a match.
+        mate: (Q,) the matching item of this cosine; any item without a match.
         other_hits: (Q, K) the items of highest cosine that do not match.
         others: (Q, K) cosines of `other_hits`, padded with −∞ if fewer than K items do not match.
         rank: (Q,) rank of the first match, counted from 1; ties count against the match. 0 without a match.
@@ -51,6 +57,7 @@ class Searches:
     cosines: Float[Tensor, "Q K"]
     correct: Bool[Tensor, " Q"]
     mated: Float[Tensor, " Q"]
+    mate: Int64[Tensor, " Q"]
     other_hits: Int64[Tensor, "Q K"]
     others: Float[Tensor, "Q K"]
     rank: Int64[Tensor, " Q"]
@@ -84,7 +91,13 @@ class Searches:
         return self.rank > 0
 
 
-def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches) -> Searches:
+def search_open_set(
+    queries: Float[Tensor, "Q D"],
+    gallery: Float[Tensor, "N D"] | None,
+    matches: Matches,
+    *,
+    own: Int64[Tensor, " Q"] | None = None,
+) -> Searches:
     """Exact search for each query's hits, best match, and best items that do not match; results are on the CPU.
 
     Vectors and cosines are rounded to float32, as in `lam.retrieval.Index`, so that thresholds also hold in an index.
@@ -94,6 +107,7 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
         gallery: (N, D) finite, non-zero; None to search the other queries.
         matches: function from positions of R queries to (R, N) booleans: whether each gallery item matches. Without a
             gallery, a query never matches itself.
+        own: (Q,) positions of the queries in the gallery; their searches leave these items out. −1 for other queries.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1])
@@ -104,7 +118,8 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
     """
     items = queries if gallery is None else gallery
     check_same_dimension(queries, gallery)
-    size = len(items) - (gallery is None)
+    own = torch.arange(len(queries)) if gallery is None else own
+    size = len(items) - (own is not None)
     if size < 1:
         raise ValueError(f"the gallery must hold a candidate for every query, got {size}")
     stored = [unit_rows(name, rows).float().double() for name, rows in (("queries", queries), ("gallery", items))]
@@ -112,24 +127,54 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
     for block in row_blocks(len(queries), len(items), elements=_BLOCK_ELEMENTS):
         rows = torch.arange(len(queries))[block]
         cosines = (stored[0][block] @ stored[1].T).clamp(-1, 1).float()
-        parts.append(_search_block(cosines, matches(rows).to(queries.device), rows if gallery is None else None))
+        parts.append(_search_block(cosines, matches(rows).to(queries.device), None if own is None else own[block]))
     columns = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
     return Searches(*columns, gallery_size=size)
 
 
 def _search_block(cosines: Tensor, matching: Tensor, own: Tensor | None) -> tuple[Tensor, ...]:
-    """Columns of `Searches` from (R, N) cosines; `own` are the positions of the queries among the items."""
+    """Columns of `Searches` from (R, N) cosines; `own` as in `search_open_set`."""
     if own is not None:
-        itself = torch.arange(len(own), device=cosines.device), own.to(cosines.device)
+        rows = (own >= 0).nonzero().flatten()
+        itself = rows.to(cosines.device), own[rows].to(cosines.device)
         cosines[itself] = -torch.inf
         matching = matching.index_put(itself, torch.tensor(False, device=matching.device))
     scores, hits = cosines.topk(min(N_HITS, cosines.shape[1] - (own is not None)), dim=1)
     correct = matching.gather(1, hits[:, :1])[:, 0]
-    mated = cosines.masked_fill(~matching, -torch.inf).amax(1)
+    mated, mate = cosines.masked_fill(~matching, -torch.inf).max(1)
     others = cosines.masked_fill(matching, -torch.inf)
     rank = (1 + (others >= mated[:, None]).sum(1)) * matching.any(1)
     nearest_others = others.topk(scores.shape[1], dim=1)
-    return hits, scores, correct, mated, nearest_others.indices, nearest_others.values, rank
+    return hits, scores, correct, mated, mate, nearest_others.indices, nearest_others.values, rank
+
+
+def search_others(
+    queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"], matches: Matches, *, within: float = SAME
+) -> tuple[Searches, Int64[Tensor, " Q"]]:
+    """`search_open_set`, where each query that is itself an item is searched without this item.
+
+    Future queries are not items of the gallery. So rates of queries that find themselves would be too good.
+
+    Returns:
+        The searches, and (Q,) the position of each query in the gallery, or −1. A query is an item if the nearest item
+        that matches is at most `within` away. A `Note` says how many are.
+    """
+    searches = search_open_set(queries, gallery, matches)
+    is_item = searches.has_mate & is_same(queries, gallery[searches.mate], within=within)
+    own = searches.mate.where(is_item, -1)
+    if not is_item.any():
+        return searches, own
+    warnings.warn(
+        f"{int(is_item.sum())} of {len(own)} queries are items of the gallery: each is searched without itself",
+        Note,
+        stacklevel=2,
+    )
+    return search_open_set(queries, gallery, matches, own=own), own
+
+
+def is_same(one: Float[Tensor, "Q D"], other: Float[Tensor, "Q D"], *, within: float = SAME) -> Bool[Tensor, " Q"]:
+    """Whether the embeddings in each row are at most `within` apart, on the CPU."""
+    return (one.double() - other.double()).norm(dim=1).cpu() <= within
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> dict[str, float | int]:

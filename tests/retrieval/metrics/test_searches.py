@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.metrics.open_set import search_open_set
+from lam.retrieval.metrics.open_set import search_open_set, search_others
 from lam.retrieval.metrics.scores import N_HITS
+from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
 
@@ -17,25 +18,35 @@ def _points(n: int, seed: int) -> torch.Tensor:
     return torch.nn.functional.normalize(torch.randn(n, 3, generator=generator), dim=1)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_searches_equal_a_double_loop(alone: bool) -> None:
+@pytest.mark.parametrize("kind", ["alone", "apart", "stored"])
+def test_searches_equal_a_double_loop(kind: str) -> None:
     queries, gallery = _points(25, 0), _points(30, 1)
+    alone, own = kind == "alone", [-1] * 25
     gallery = queries if alone else gallery
     labels, others = torch.arange(25) % 7, torch.arange(len(gallery)) % 7
     labels[3] = 99  # matches nothing
     others = labels if alone else others
-    found = search_open_set(queries, None if alone else gallery, lambda rows: labels[rows][:, None] == others)
-    assert found.gallery_size == len(gallery) - alone
+    if kind == "stored":  # the first ten queries are items
+        own[:10] = range(15, 25)
+        gallery[15:25], others[15:25] = queries[:10], labels[:10]
+    own = list(range(25)) if alone else own
+    found = search_open_set(
+        queries,
+        None if alone else gallery,
+        lambda rows: labels[rows][:, None] == others,
+        own=torch.tensor(own) if kind == "stored" else None,
+    )
+    assert found.gallery_size == len(gallery) - (kind != "apart")
     for q in range(25):
-        scores = {
-            i: float(queries[q].double() @ gallery[i].double()) for i in range(len(gallery)) if not alone or i != q
-        }
+        scores = {i: float(queries[q].double() @ gallery[i].double()) for i in range(len(gallery)) if i != own[q]}
         mates = {i: score for i, score in scores.items() if labels[q] == others[i]}
         rest = {i: score for i, score in scores.items() if i not in mates}
         ranked = sorted(scores, key=lambda i: -scores[i])
         assert int(found.nearest[q]) == ranked[0]
-        assert found.hits[q].tolist() == ranked
-        assert found.cosines[q].tolist() == pytest.approx([scores[i] for i in ranked], abs=1e-6)
+        kept = found.hits.shape[1]
+        assert kept == found.gallery_size
+        assert found.hits[q].tolist() == ranked[:kept]
+        assert found.cosines[q].tolist() == pytest.approx([scores[i] for i in ranked[:kept]], abs=1e-6)
         assert bool(found.correct[q]) == (ranked[0] in mates)
         assert float(found.mated[q]) == pytest.approx(max(mates.values(), default=-math.inf), abs=1e-6)
         assert float(found.non_mated[q]) == pytest.approx(max(rest.values()), abs=1e-6)
@@ -44,6 +55,20 @@ def test_searches_equal_a_double_loop(alone: bool) -> None:
         assert found.others[q][len(best) :].isneginf().all()
         assert int(found.rank[q]) == min((1 + ranked.index(i) for i in mates), default=0)
     assert found.has_mate.tolist() == [q != 3 for q in range(25)]
+
+
+def test_queries_that_are_items_are_searched_without_themselves() -> None:
+    gallery, labels = _points(60, 4), torch.arange(60) % 5
+    own = torch.tensor([7, -1, 30, -1])
+    queries = gallery[own] + 1e-7
+    queries[[1, 3]] = _points(2, 5)
+    labels_of_queries = labels[own]
+    labels_of_queries[2] += 1  # stored under another label
+    with pytest.warns(Note, match="1 of 4 queries are items"):
+        found, positions = search_others(queries, gallery, lambda rows: labels_of_queries[rows][:, None] == labels)
+    assert positions.tolist() == [7, -1, -1, -1]
+    assert 7 not in found.hits[0].tolist()
+    assert (int(found.nearest[2]), bool(found.correct[2])) == (30, False)
 
 
 def test_scores_are_those_of_the_index() -> None:

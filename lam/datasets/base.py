@@ -118,6 +118,11 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return self.labels
 
     @property
+    def present_classes(self) -> set[str]:
+        """Names of the classes that have items."""
+        return {self.classes[label] for label in self.labels.unique().tolist()}
+
+    @property
     def names(self) -> Sequence[str]:
         """Names that distinguish items with equal targets, such as file names; may be empty."""
         return ()

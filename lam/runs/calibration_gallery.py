@@ -44,9 +44,8 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}
-    numbers, counts = images.labels.unique(return_counts=True)
-    names = {images.classes[number] for number in numbers.tolist()}
-    return bool(stored) and stored <= set(images.classes) - names and int(counts.max()) > 1
+    counts = images.labels.unique(return_counts=True)[1]
+    return bool(stored) and stored <= set(images.classes) - images.present_classes and int(counts.max()) > 1
 
 
 def stored_places(run: Run, test: Dataset) -> Float64[Tensor, "G _"] | None:

@@ -156,6 +156,8 @@ def search_known(inputs: Inputs) -> Known:
         searchable = galleries.half_of(encoder, images, prediction.embeddings, config)
     else:
         searchable = galleries.stored_items(run.gallery, images)
+        if options.folder is None and inputs.splits is not None and not run.has_answers:
+            _warn_of_new_classes(images, inputs.splits.train, searchable)
     rows = searchable.relevance.queries
     if seen := hashed.among(encoder.trained_on, rows.tolist()):
         warnings.warn(
@@ -167,6 +169,16 @@ def search_known(inputs: Inputs) -> Known:
     searches, verifier = _search(queries, searchable.items, searchable.relevance, config.seed)
     found = Prediction(prediction.features[rows], queries)
     return Known(images, found, searchable, gallery, searches, verifier, reference)
+
+
+def _warn_of_new_classes(images: Dataset, train: Dataset, gallery: galleries.Searchable) -> None:
+    trained = train.present_classes & set(gallery.labels or ())
+    if trained and not trained & images.present_classes:
+        warnings.warn(
+            f"the run trained on {len(trained)} classes of the gallery, but on no validation class, so probabilities "
+            "do not hold for queries of these classes: calibrate on a --folder of other items",
+            stacklevel=4,
+        )
 
 
 def _check_attainable(inputs: Inputs, n_queries: int) -> None:

@@ -452,6 +452,10 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_
     assert calibration.gallery_size == len(gallery.items) == 8
     assert not calibration.is_stale(len(gallery.items))
     assert "stale" not in lam("search", tmp_path / "run", tmp_path / "people" / "3" / "0.png").out
+    lam("index", tmp_path / "run", tmp_path / "people", "--quiet")
+    unlike = pytest.warns(UserWarning, match="on 8 classes of the gallery, but on no validation class")
+    with unlike, pytest.warns(Note, match="8 of 8 queries are items"):
+        calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
 
 
 def test_another_encoder_makes_a_calibration_invalid(run_copy: Path, calibrated: Calibrated) -> None:

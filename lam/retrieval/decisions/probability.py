@@ -322,7 +322,7 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
     correct = torch.cat([correct, torch.tensor([True, False])])
     from sklearn.linear_model import LogisticRegression
 
-    model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())
+    model: Any = LogisticRegression(C=penalty, solver="newton-cholesky").fit(x.numpy(), correct.numpy())
     return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
 
 

@@ -220,7 +220,12 @@ def check_label_vector(labels: Tensor) -> None:
     """Require a vector of integer labels."""
     check_tensor("labels", labels)
     if labels.ndim != 1 or labels.is_floating_point():
-        raise ValueError(f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
+        advice = "labels.flatten()" if labels[:1].numel() == 1 else "labels.argmax(1) of one-hot labels"
+        raise ValueError(
+            f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}: give "
+            f"{'labels.long()' if labels.ndim == 1 else advice}, or pairs=lam.pairs.Relation(positive_within=...) for "
+            "positions"
+        )
 
 
 def class_centroids(

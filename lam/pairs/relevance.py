@@ -150,8 +150,7 @@ def relevance_of(
         ValueError: for positions with a relation of labels.
     """
     if relation.positive_within is None:
-        if targets.ndim != 1:
-            raise ValueError(f"targets must be labels of shape (N,), got shape {tuple(targets.shape)}")
+        check_label_vector(targets)
         check_not_missing(targets)
         return LabelRelevance(targets, is_query)
     within = relation.positive_within if relevant_within is None else relevant_within

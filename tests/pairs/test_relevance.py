@@ -74,7 +74,7 @@ def test_what_cannot_be_relevant_is_refused() -> None:
             relevance_of(Relation(), labels, is_query=is_query)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="there must be queries and a gallery, got 3 queries among 3"):
         LabelRelevance(labels, torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"targets must be labels of shape \(N,\), got shape \(3, 2\)"):
+    with pytest.raises(ValueError, match="labels must be integers of shape"):
         relevance_of(Relation(), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 0.0 and 0.0"):
         relevance_of(Relation(positive_within=5.0), torch.zeros(3, 2), relevant_within=0.0)

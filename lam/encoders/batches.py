@@ -30,16 +30,17 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     if isinstance(batch, tuple | list):
         if not batch:
             raise ValueError("a batch must hold inputs, got an empty one")
-        return _as_tensors(batch[0]), batch[1] if len(batch) > 1 else None
+        return as_tensors(batch[0]), batch[1] if len(batch) > 1 else None
     targets = next((key for key in ("labels", "label") if isinstance(batch, Mapping) and key in batch), None)
     if targets is None:
-        return _as_tensors(batch), None
-    return _as_tensors({name: value for name, value in batch.items() if name != targets}), batch[targets]
+        return as_tensors(batch), None
+    return as_tensors({name: value for name, value in batch.items() if name != targets}), batch[targets]
 
 
-def _as_tensors(inputs: Any) -> Any:
+def as_tensors(inputs: Any) -> Any:
+    """Arrays and tables of pandas as tensors, also in a dictionary; other values unchanged."""
     if isinstance(inputs, Mapping):
-        return {name: _as_tensors(value) for name, value in inputs.items()}
+        return {name: as_tensors(value) for name, value in inputs.items()}
     if hasattr(inputs, "to_numpy"):
         inputs = np.array(inputs)  # a copy, because pandas gives arrays that are read-only
     if not isinstance(inputs, np.ndarray):

@@ -12,12 +12,11 @@ from math import ceil
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders.base import at_least_float32
-from lam.encoders.batches import REMEMBERED, Batch, as_batches, item_hashes, split_batch, spread
+from lam.encoders.batches import REMEMBERED, Batch, as_batches, as_tensors, item_hashes, split_batch, spread
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.layers import LayersEncoder
 from lam.hessians.accumulate import LastLayerAccumulator
@@ -156,10 +155,10 @@ def fit(
 
 
 def fit_features(
-    features: Float[Tensor, "N P"],
-    labels: Tensor | Sequence[int],
-    weight: Float[Tensor, "D P"],
-    bias: Float[Tensor, " D"] | None = None,
+    features: Any,
+    labels: Any,
+    weight: Any,
+    bias: Any = None,
     options: Laplace | None = None,
     *,
     margin: float | None = None,
@@ -171,7 +170,7 @@ def fit_features(
     The time grows with N²: one core takes 4 s for 6,000 items of 768 dimensions.
 
     Args:
-        features: (N, P) inputs of the layer.
+        features: (N, P) inputs of the layer, a tensor, an array or a table.
         labels: (N,) integer labels, or (N, X) positions.
         weight: (D, P) weight of the layer.
         bias: (D,) bias of the layer, or None.
@@ -194,6 +193,7 @@ def fit_features(
     check_seed(seed)
     options = _settings_of(options, margin)
     relation = replace(options.relation, scope="dataset")
+    features, weight, bias = map(as_tensors, (features, weight, bias))
     check_kinds(features, weight)
     if bias is not None:
         check_tensor("bias", bias)

@@ -214,3 +214,16 @@ def test_images_of_other_axes_are_refused_with_what_to_write(shape: tuple[int, .
     encoder = DeterministicEncoder(models.build("convnet8", dimension=3), "head")
     with pytest.raises(ValueError, match=r"take inputs of shape .*inputs\[None\].*inputs.permute\(0, 3, 1, 2\)"):
         encoder.embed(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("kind", ["array", "table"])
+def test_stored_features_may_be_arrays_or_tables(kind: str) -> None:
+    def as_given(values: Tensor) -> Any:
+        if kind == "array":
+            return values.numpy()
+        return pytest.importorskip("pandas").DataFrame(values.numpy()).squeeze()
+
+    parts = torch.randn(40, 5), torch.arange(40) % 4, torch.randn(3, 5), torch.randn(3)
+    of_arrays, of_tensors = (lam.fit_features(*given, margin=0.7) for given in (map(as_given, parts), parts))
+    for name, expected in of_tensors.tensors().items():
+        torch.testing.assert_close(of_arrays.tensors()[name], expected, rtol=1e-4, atol=1e-6)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from lam.datasets import Dataset
-from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, attainable_targets, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets, UnmatchedQueries
-from lam.retrieval.decisions.conformal import least_rate, needed
+from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import CosineIntervals
@@ -56,7 +56,9 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     inputs = Inputs(finished, CalibrationOptions() if options is None else options, progress)
     known = search_known(inputs)
     strangers = search_strangers(inputs, known)
-    targets = _attainable_targets(inputs.options, known, strangers)
+    n_strangers = strangers.n_classes or len(strangers)
+    far = int(known.searches.non_mated.isfinite().sum()) if inputs.options.strangers is None else n_strangers
+    targets = attainable_targets(inputs.options.rates, far=far, ood=len(known.searches))
     mixture = search_unlabelled(inputs, known)
     options, gallery = inputs.options, known.searchable
     is_whole = gallery.is_stored and not gallery.without_label
@@ -88,27 +90,6 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
         axis = "P(the first hit is right, if the gallery holds a match)"
         plot_reliability(path, calibration.reliability, confidence=axis)
     return calibration
-
-
-def _attainable_targets(options: CalibrationOptions, known: Known, strangers: Strangers) -> Targets:
-    """The target rates; if the scores are too few to bound a default rate, it rises to the least possible rate."""
-    asked = options.rates
-    targets = Targets(**asked)
-    n_without_match = int(known.searches.non_mated.isfinite().sum())
-    n_strangers = strangers.n_classes or len(strangers)
-    counts = {"far": n_without_match if options.strangers is None else n_strangers, "ood": len(known.searches)}
-    usual = {name: getattr(targets, name) for name in counts if name not in asked}
-    few = {name: counts[name] for name, rate in usual.items() if 0 < counts[name] < needed(rate)}
-    least = {name: least_rate(n) for name, n in few.items()}
-    if few:
-        raised = ", ".join(
-            f"{name} to {least[name]:g} ({usual[name]:g} needs {needed(usual[name])} independent scores, there are {n})"
-            for name, n in few.items()
-        )
-        choice = " or ".join(f"--target-{name}" for name in few)
-        what = f"few calibration data raise the promised rates: {raised}"
-        warnings.warn(f"{what}; give more data, or choose a rate with {choice}", stacklevel=3)
-    return replace(targets, **least)
 
 
 def _facts(

@@ -1,7 +1,9 @@
 """`calibrate` learns a `Calibration` from searches of held-out queries; `lam.runs.calibrate` chooses the data."""
 
 import math
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, query_scores
-from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, needed
+from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, least_rate, needed
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input
 from lam.retrieval.decisions.match_probability import SHARE, DensityRatio, MatchProbability
@@ -164,7 +166,8 @@ class Choices:
     """Promised error rates of a calibration, and the scores that decide.
 
     Attributes:
-        targets: the error rates.
+        targets: the error rates. By default each is the default of `Targets` or, if the data are too few for it, the
+            least rate that they can bound, with a warning.
         flag: the score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default `OodDetector.best`.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
@@ -173,14 +176,14 @@ class Choices:
         share: share of strangers expected in the future; unused if `CalibrationData.mixture` gives an estimate.
     """
 
-    targets: Targets = field(default_factory=Targets)
+    targets: Targets | None = None
     flag: str | None = None
     accept: str | None = None
     of_strangers: bool = True
     share: float = SHARE
 
     def __post_init__(self) -> None:
-        if not isinstance(self.targets, Targets):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(self.targets, Targets | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
                 f"targets must be a lam.retrieval.Targets, such as Targets(far=0.01), got {self.targets!r}"
             )
@@ -236,11 +239,13 @@ def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str
         acceptances = tuple(
             replace(one, statistics=one.statistics[rows], is_right=one.is_right[rows]) for one in acceptances
         )
-    correct, miss = searches.correct[searches.has_mate], choices.targets.conformal_miss
+    n_units = acceptances[0].false_accepts.n_units
+    targets = choices.targets or attainable_targets({}, far=n_units, ood=len(searches))
+    correct, miss = searches.correct[searches.has_mate], targets.conformal_miss
     calibration = Calibration(
         key=key,
         gallery_size=searches.gallery_size,
-        targets=choices.targets,
+        targets=targets,
         flag=flag,
         detector=detector,
         acceptances=acceptances,
@@ -257,6 +262,23 @@ def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str
         calibration.facts["strangers_set_aside"] = accepted.n_units
         calibration.facts["strangers_accepted"] = accepted.share_above(calibration.accept_above)
     return calibration
+
+
+def attainable_targets(asked: Mapping[str, float], *, far: int, ood: int) -> Targets:
+    """The error rates; if `far` or `ood` scores cannot bound a default, it becomes their least rate, with a warning."""
+    targets, counts = Targets(**asked), {"far": far, "ood": ood}
+    usual = {name: getattr(targets, name) for name in counts if name not in asked}
+    few = {name: counts[name] for name, rate in usual.items() if 0 < counts[name] < needed(rate)}
+    least = {name: least_rate(n) for name, n in few.items()}
+    if few:
+        raised = ", ".join(
+            f"{name} to {least[name]:g} ({usual[name]:g} needs {needed(usual[name])} independent scores, there are {n})"
+            for name, n in few.items()
+        )
+        choice = " or ".join(f"--target-{name}" for name in few)
+        what = f"few calibration data raise the promised rates: {raised}"
+        warnings.warn(f"{what}; give more data, or choose the rate yourself ({choice})", stacklevel=3)
+    return replace(targets, **least)
 
 
 def _one_of_each(classes: Int64[Tensor, " N"]) -> Int64[Tensor, " C"]:

@@ -101,7 +101,8 @@ def calibrate_vectors(
         query_labels: Q labels; a query whose label the store lacks counts as a search without a match.
         vectors: (G, D) vectors of all labelled items in the store, or their embeddings.
         labels: G labels of the items.
-        choices: error rates and scores; no score may need features. A false-accept rate of r needs 1/r - 1 queries.
+        choices: error rates and scores; no score may need features. A false-accept rate of r needs 1/r - 1 queries. The
+            default rates rise, with a warning, if the queries are too few for them.
         key: name of the encoder; `load_calibration` requires the same name.
 
     Raises:

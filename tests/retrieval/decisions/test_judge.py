@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lam.retrieval import Calibration, CalibrationData, Choices, Index, Targets, calibrate, calibrate_vectors, judge
+from lam.retrieval.decisions.conformal import least_rate
 from lam.retrieval.index.hits import label_numbers
 from lam.retrieval.metrics.open_set import search_open_set
 from lam.utils.notes import Note
@@ -244,3 +245,13 @@ def test_a_decision_names_the_evidence_that_is_no_tensor(name: str) -> None:
     arrays: Any = {"features": queries.mean.numpy(), "labels": found.ids.numpy()}
     with pytest.raises(ValueError, match=rf"{name} must be a tensor, got ndarray: give torch.as_tensor\({name}\)"):
         calibration().decide(found, queries, **{name: arrays[name]})
+
+
+def test_default_rates_rise_to_what_few_queries_can_bound() -> None:
+    stored, labels = gallery()
+    with pytest.warns(UserWarning, match="raise the promised rates"):
+        made = calibrate_vectors(*items(Q, 2), stored, labels)
+    assert (made.targets.far, made.targets.ood) == (least_rate(Q), Targets().ood)
+    assert made.accept_above < 1
+    with pytest.raises(ValueError, match="target far"):
+        calibrate_vectors(*items(Q, 2), stored, labels, Choices(Targets()))

@@ -223,7 +223,7 @@ def export_encoder(
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ValueError(
                 f"the network cannot be exported ({reason:.200}): write it without branches on values or a fixed batch "
-                "size, or deploy it with lam"
+                "size (x.shape[0] stays free, len(x) does not), or deploy it with lam"
             ) from error
     content = io.BytesIO()
     with warnings.catch_warnings():

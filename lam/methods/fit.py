@@ -197,6 +197,8 @@ def fit_features(
     check_kinds(features, weight)
     if bias is not None:
         check_tensor("bias", bias)
+    if weight.ndim != 2:
+        raise ValueError(f"weight must have shape (D, P), got {tuple(weight.shape)}")
     features = features.detach()  # else the posterior keeps the graph that computed them
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)

@@ -203,7 +203,7 @@ class Meanwhile(Step):
         self.other, self.refused = other, 0
 
     def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        with pytest.raises(ValueError, match="another process"):
+        with pytest.raises(ValueError, match="is in use"):
             self.other()
         self.refused += 1
         return super().backward(network, loss, batch, backward)

@@ -70,9 +70,6 @@ def fitted() -> lam.BayesianEncoder:
         (lambda given: retrieval.recall_at_k(given, torch.ones(2).long(), k=1), "relevance"),
         (lambda given: retrieval.rank(given, k=1), "queries"),
         (lambda given: retrieval.rank(ROWS, given, k=1), "gallery"),
-        (lambda given: lam.fit_features(given, [0, 1], ROWS, margin=0.7), "features"),
-        (lambda given: lam.fit_features(ROWS, [0, 1] * 2, given, margin=0.7), "weight"),
-        (lambda given: lam.fit_features(ROWS, [0, 1] * 2, ROWS, given, margin=0.7), "bias"),
         (
             lambda given: lam.evaluate(fitted(), lam.HeldOut((ROWS, torch.tensor([0, 0, 1, 1])), soft_labels=given)),
             "soft_labels",
@@ -91,10 +88,20 @@ def test_arrays_and_lists_are_refused_by_name(call: Callable[[Any], object], nam
         call(given)
 
 
+@pytest.mark.parametrize("name", ["features", "weight", "bias"])
+def test_lists_of_stored_features_are_refused_by_name(name: str) -> None:
+    given: Any = {"features": ROWS, "weight": ROWS, "bias": torch.zeros(4), name: [0.1, 0.9]}
+    with pytest.raises(ValueError, match=rf"{name} must be a tensor, got .*: give torch.as_tensor\({name}\)"):
+        lam.fit_features(labels=[0, 1] * 2, margin=0.7, **given)
+    if name == "weight":
+        with pytest.raises(ValueError, match=r"weight must have shape \(D, P\), got \(2,\)"):
+            lam.fit_features(ROWS, [0, 1] * 2, np.array([0.1, 0.9]), margin=0.7)
+
+
 def test_a_table_is_refused_with_a_conversion_that_works() -> None:
-    table = pytest.importorskip("pandas").DataFrame(ROWS.numpy())
-    with pytest.raises(ValueError, match=r"got DataFrame: give torch.tensor\(features.to_numpy\(\)\)"):
-        lam.fit_features(table, [0, 1] * 2, torch.eye(3), margin=0.7)
+    table: Any = pytest.importorskip("pandas").DataFrame(ROWS.numpy())
+    with pytest.raises(ValueError, match=r"got DataFrame: give torch.tensor\(queries.to_numpy\(\)\)"):
+        retrieval.rank(table, k=1)
     assert torch.equal(torch.tensor(table.to_numpy()), ROWS)
 
 

@@ -65,9 +65,9 @@ def judge(
 
     Example:
         >>> from lam.retrieval import Targets
-        >>> angles = torch.rand(400, generator=torch.Generator().manual_seed(0)) * 6.28
-        >>> items = torch.stack([angles.cos(), angles.sin()], 1)
-        >>> labels = [f"{angle:.0f} radians" for angle in angles.tolist()]
+        >>> points = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+        >>> items = torch.nn.functional.normalize(points, dim=1)
+        >>> labels = [f"octant {signs}" for signs in (points > 0).tolist()]
         >>> asked, choices = (items[:200], [20.0] * 200), Choices(Targets(far=0.1, ood=0.1))
         >>> calibration = calibrate_vectors(asked, labels[:200], items[200:], labels[200:], choices)
         >>> cosines, found = (items[:1] @ items[200:].T).topk(50)

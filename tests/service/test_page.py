@@ -604,7 +604,7 @@ def test_images_are_dropped_pasted_and_drawn(page: Browser) -> None:
 def test_refusals_are_said_in_words(page: Browser, tmp_path: Path) -> None:
     give(page, tmp_path / "text.png", b"hello")
     page.wait("!document.querySelector('#error').hidden")
-    assert "no image of an allowed format. Allowed: image/jpeg" in page.text("#error")
+    assert "Allowed: image/jpeg, image/png" in page.text("#error")
     assert page.text("#word") == "No answer"
     give(page, tmp_path / "large.png", bytes(11 * 2**20))
     page.wait("document.querySelector('#error').innerText.includes('11 MiB')")

@@ -25,8 +25,8 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
     if "strangers_accepted" in facts:
         share, low, high = facts["strangers_accepted"]
         classes = f"of the {facts['strangers_set_aside']} held-out classes"
-        yield f"       {classes} {share:.4g} are accepted, 95 % interval {low:.4g} to {high:.4g}"
-    yield f"       of queries with a match {calibration.recall(threshold):.4g} are answered correctly"
+        yield f"       share {classes} that is accepted: {share:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    yield f"       share of queries with a match that are answered correctly: {calibration.recall(threshold):.4g}"
     if targets.wrong is not None:
         yield f"answers: at most {targets.wrong:g} of the answers are wrong, with confidence {LEVEL:g}"
         yield f"       {facts['answers_wrong']}; assumes that a higher statistic is not wrong more often"

@@ -102,7 +102,9 @@ def test_of_too_few_classes_it_says_the_least_that_they_promise(run_with_strange
         "(--target-far 0.25)"
     )
     assert calibration.facts["false_accepts"] in printed
-    shown = re.search(r"of the 3 held-out classes ([\d.]+) are accepted, 95 % interval ([\d.]+) to ([\d.]+)", printed)
+    shown = re.search(
+        r"of the 3 held-out classes that is accepted: ([\d.]+), 95 % interval ([\d.]+) to ([\d.]+)", printed
+    )
     share, low, high = map(float, shown.groups())
     assert low <= share <= high
     assert calibration.facts["strangers_accepted"] == pytest.approx([share, low, high], rel=1e-3)

@@ -4,7 +4,7 @@
 
 Each RUN is a finished run on FashionMNIST. Promises of rates are means over calibrations, so 200 random splits of the
 test images into a calibration part and the rest are tried. The answers of a run are calibrated on its validation split
-alone, half of which is the gallery; the queries are then the test split and MNIST. Writes results/calibration.json.
+only. Half of this split is the gallery. The queries are the test split and MNIST. Writes results/calibration.json.
 """
 
 import argparse

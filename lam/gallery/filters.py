@@ -60,8 +60,8 @@ class Filter:
     Attributes:
         text: the filter as JSON with sorted names; equal filters have equal texts.
         sql: condition on a row, true if the row passes.
-        fields: for each field in the filter, a condition that is true if the row has the field; for a range, as a
-            number or a date, as the range has it.
+        fields: for each field in the filter, a condition that is true if the row has the field. For a range, the value
+            must also have the type of the bounds, a number or a date.
 
     Example:
         >>> filter = Filter.parse('{"must": [{"key": "year", "range": {"gte": 1900}}]}')

@@ -24,7 +24,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
     yield f"       {facts['false_accepts']}"
     if "strangers_accepted" in facts:
         share, low, high = facts["strangers_accepted"]
-        classes = f"of the {facts['strangers_set_aside']} held-out classes"
+        classes = f"of the {facts['held_out_classes']} held-out classes"
         yield f"       share {classes} that is accepted: {share:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       share of queries with a match that are answered correctly: {calibration.recall(threshold):.4g}"
     if targets.wrong is not None:

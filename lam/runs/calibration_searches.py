@@ -18,7 +18,7 @@ from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores, answers_needed, needed
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
-from lam.retrieval.metrics.open_set import SAME, Searches, is_same, search_open_set, search_others
+from lam.retrieval.metrics.open_set import SAME, Searches, is_same, search_open_set, search_without_self
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.runs import calibration_gallery as galleries
 from lam.runs.calibration_options import CalibrationOptions
@@ -307,7 +307,7 @@ def _search(
     queries: Embeddings, items: Embeddings, relevance: Relevance, seed: int
 ) -> tuple[Searches, Verifier | None]:
     """Hits of the queries, and a verifier if there are pairs of one class and pairs of different classes."""
-    searches, own = search_others(queries.mean, items.mean, relevance.of_rows)
+    searches, own = search_without_self(queries.mean, items.mean, relevance.of_rows)
     if not searches.has_mate.any():
         raise ValueError(
             "every match of a query is the query itself: index other items of these labels, or give a --folder of "

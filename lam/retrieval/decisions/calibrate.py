@@ -259,7 +259,7 @@ def calibrate(data: CalibrationData, choices: Choices | None = None, *, key: str
     )
     _check_promises(calibration)
     if accepted is not None and not choices.of_strangers:
-        calibration.facts["strangers_set_aside"] = accepted.n_units
+        calibration.facts["held_out_classes"] = accepted.n_units
         calibration.facts["strangers_accepted"] = accepted.share_above(calibration.accept_above)
     return calibration
 
@@ -277,7 +277,9 @@ def attainable_targets(asked: Mapping[str, float], *, far: int, ood: int) -> Tar
         )
         choice = " or ".join(f"--target-{name}" for name in few)
         what = f"few calibration data raise the promised rates: {raised}"
-        warnings.warn(f"{what}; give more data, or choose the rate yourself ({choice})", stacklevel=3)
+        warnings.warn(
+            f"{what}; give more data, or choose the rate yourself ({choice}; in Python, `Targets`)", stacklevel=3
+        )
     return replace(targets, **least)
 
 

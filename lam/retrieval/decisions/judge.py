@@ -27,12 +27,12 @@ from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.verification import CosineIntervals
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits, label_numbers
-from lam.retrieval.metrics.open_set import search_others
+from lam.retrieval.metrics.open_set import search_without_self
 from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _BEYOND_ONE = 1e-3  # rounding error of half precision
-_EQUAL = 1e-3  # greatest distance of equal vectors, one of half precision
+_EQUAL = 1e-3  # greatest distance between equal vectors, if one is in half precision
 _RISE = 1e-5  # rounding errors may let scores rise by this much
 
 Queries = Embeddings | tuple[Any, Any]
@@ -120,7 +120,9 @@ def calibrate_vectors(
             )
     _check_units("vectors", _plain(items, torch.ones(len(items))), embeddings.dimension)
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
-    searches, _ = search_others(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored, within=_EQUAL)
+    searches, _ = search_without_self(
+        embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored, within=_EQUAL
+    )
     known = searches.has_mate
     intervals = CosineIntervals.fit(embeddings[known], own[known], items, searches.hits[known])
     data = CalibrationData(searches, embeddings, gallery_labels=stored)

@@ -148,7 +148,7 @@ def _search_block(cosines: Tensor, matching: Tensor, own: Tensor | None) -> tupl
     return hits, scores, correct, mated, mate, nearest_others.indices, nearest_others.values, rank
 
 
-def search_others(
+def search_without_self(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"], matches: Matches, *, within: float = SAME
 ) -> tuple[Searches, Int64[Tensor, " Q"]]:
     """`search_open_set`, where each query that is itself an item is searched without this item.

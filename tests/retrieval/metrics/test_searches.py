@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.metrics.open_set import search_open_set, search_others
+from lam.retrieval.metrics.open_set import search_open_set, search_without_self
 from lam.retrieval.metrics.scores import N_HITS
 from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
@@ -65,7 +65,9 @@ def test_queries_that_are_items_are_searched_without_themselves() -> None:
     labels_of_queries = labels[own]
     labels_of_queries[2] += 1  # stored under another label
     with pytest.warns(Note, match="1 of 4 queries are items"):
-        found, positions = search_others(queries, gallery, lambda rows: labels_of_queries[rows][:, None] == labels)
+        found, positions = search_without_self(
+            queries, gallery, lambda rows: labels_of_queries[rows][:, None] == labels
+        )
     assert positions.tolist() == [7, -1, -1, -1]
     assert 7 not in found.hits[0].tolist()
     assert (int(found.nearest[2]), bool(found.correct[2])) == (30, False)

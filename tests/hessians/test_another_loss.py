@@ -37,7 +37,7 @@ class TwoTerms(SoftmaxCurvature):
 
 
 def test_terms_that_have_no_name_are_refused():
-    with pytest.raises(ValueError, match="TwoTerms gives 2 terms, but its property `terms` names 1"):
+    with pytest.raises(ValueError, match="TwoTerms.*2.*`terms` names 1"):
         diagonal_ggn(torch.eye(3), torch.eye(3), None, Pairs.by_label(torch.tensor([0, 0, 1])), TwoTerms(0.3))
 
 
@@ -94,7 +94,7 @@ def test_it_is_fitted_saved_loaded_added_and_forgotten(tmp_path: Path):
     assert loaded.posterior.curvature.curvature == SOFTMAX
     loaded.forget(batches[2:])
     torch.testing.assert_close(loaded.posterior.curvature.h, first.posterior.curvature.h, rtol=1e-9, atol=1e-12)
-    with pytest.raises(ValueError, match="only Diagonals of the same layer and settings add up"):
+    with pytest.raises(ValueError, match="Diagonals.*same layer"):
         _ = whole.posterior.curvature + contrastive.posterior.curvature
 
 
@@ -104,9 +104,9 @@ def test_its_head_is_trained_and_its_triplets_are_chosen_by_a_margin_that_is_giv
     assert encoder.posterior.weight.shape == (3, 3)
     mined = fit(batches, margin=0.7, pairs=Relation(miner="semihard"))
     assert mined.relation.triplet_margin == 0.7
-    with pytest.raises(ValueError, match='head="train" .* give its margin'):
+    with pytest.raises(ValueError, match='head="train".*margin'):
         fit(batches, head="train")
-    with pytest.raises(ValueError, match="semihard triplets need a margin"):
+    with pytest.raises(ValueError, match="semihard triplets.*margin"):
         fit(batches, pairs=Relation(miner="semihard"))
 
 
@@ -114,7 +114,7 @@ def test_over_a_data_set_it_takes_features_that_are_held_at_once():
     inputs, labels = make_batches(1, N=40)[0]
     alone = lam.fit_features(inputs, labels, torch.randn(3, 6), options=lam.Laplace(curvature=SOFTMAX))
     assert alone.posterior.curvature.counts == (40,)
-    with pytest.raises(ValueError, match="pairs must be batch for SoftmaxCurvature"):
+    with pytest.raises(ValueError, match="pairs.*batch.*SoftmaxCurvature"):
         fit([(inputs, labels)], pairs="dataset")
 
 
@@ -122,17 +122,15 @@ def test_what_is_not_registered_is_neither_saved_nor_loaded(tmp_path: Path):
     encoder = fit(make_batches())
     encoder.save(tmp_path / "registered")
     del CURVATURES["softmax"]
-    with pytest.raises(ValueError, match="SoftmaxCurvature has no name"):
+    with pytest.raises(ValueError, match="SoftmaxCurvature.*name"):
         encoder.save(tmp_path / "unknown")
-    with pytest.raises(ValueError, match="curvature must be one of contrastive, .*, got 'softmax': register it"):
+    with pytest.raises(ValueError, match="curvature.*'softmax'"):
         lam.load(tmp_path / "registered", make_network())
 
 
 def test_a_name_is_given_once():
     register("contrastive", ContrastiveCurvature)
-    with pytest.raises(
-        ValueError, match="there is a curvature 'contrastive' already: ContrastiveCurvature; take another name"
-    ):
+    with pytest.raises(ValueError, match="'contrastive' already.*ContrastiveCurvature"):
         register("contrastive", SoftmaxCurvature)
 
 

@@ -93,9 +93,9 @@ def test_a_softmax_over_a_data_set_in_float32_says_what_it_takes(capsys):
     narrow = diagonal_ggn_dataset(*layer, curvature, related=labels, block_size=64)
     assert_same(narrow, wide, rtol=1e-5)
     assert "89,700 pairs, 0 MiB" in capsys.readouterr().err
-    with pytest.raises(ValueError, match='pairs must be batch for .*, got "dataset"'):
+    with pytest.raises(ValueError, match='pairs.*"dataset"'):
         diagonal_ggn_dataset(*layer, SupConCurvature(0.1, fix="full"), related=labels)
-    with pytest.raises(ValueError, match="no positive pair among 300 items"):
+    with pytest.raises(ValueError, match="among 300 items"):
         diagonal_ggn_dataset(*layer, curvature, related=torch.arange(300))
 
 
@@ -141,13 +141,13 @@ def test_bytes_are_those_of_blocks_and_sums():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fix": "full"}, 'pairs must be batch for .*, got "dataset"'),
-        ({"related": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but labels or neighbours for 6"),
-        ({"related": torch.arange(7)}, "no positive pair among 7 items"),
-        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"fix": "full"}, 'pairs.*"dataset"'),
+        ({"related": torch.zeros(6, dtype=torch.long)}, "7 items.*neighbours for 6"),
+        ({"related": torch.arange(7)}, "among 7 items"),
+        ({"block_size": 0}, "block_size.*1"),
         ({"features": torch.ones(1, 4)}, "at least 2 items"),
-        ({"features": torch.cat([torch.ones(3, 4), torch.full((4, 4), float("nan"))])}, "got nan at item 3, feature 0"),
-        ({"features": torch.cat([torch.ones(3, 4), torch.zeros(4, 4)]), "bias": None}, "the output of item 3 is zero"),
+        ({"features": torch.cat([torch.ones(3, 4), torch.full((4, 4), float("nan"))])}, "nan.*item 3, feature 0"),
+        ({"features": torch.cat([torch.ones(3, 4), torch.zeros(4, 4)]), "bias": None}, "output of item 3"),
     ],
 )
 def test_bad_input_is_refused(change, message, monkeypatch: pytest.MonkeyPatch):
@@ -163,7 +163,7 @@ def test_bad_input_is_refused(change, message, monkeypatch: pytest.MonkeyPatch):
     [
         ([[0, 5]], r"indices in \[0, 5\), got 0 to 5"),
         ([[1, 1]], "its own neighbour"),
-        ([[0, 1], [1, 0]], "each unordered pair once"),
+        ([[0, 1], [1, 0]], "unordered pair once"),
     ],
 )
 def test_neighbours_are_checked(positive: list[list[int]], message: str):
@@ -174,7 +174,7 @@ def test_neighbours_are_checked(positive: list[list[int]], message: str):
 
 def test_positions_are_checked():
     positions: Tensor = torch.tensor([[0.0, 0.0], [1.0, float("nan")]])
-    with pytest.raises(ValueError, match="positions must be finite, got .* at index 1"):
+    with pytest.raises(ValueError, match="positions.*index 1"):
         Neighbours.by_distance(positions, 1.0)
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 2.0 and 1.0"):
         Neighbours.by_distance(torch.zeros(2, 2), 2.0, 1.0)

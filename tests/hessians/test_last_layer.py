@@ -118,7 +118,7 @@ def test_a_plain_sum_adds_up_only_with_its_like():
         parts.append(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0, negative_weight=0.5))
     sums = [replace(part, curvature=replace(part.curvature, average=False)) for part in parts]
     torch.testing.assert_close(sums[0].h, parts[0].sums[0] - 0.5 * parts[0].sums[1])
-    with pytest.raises(ValueError, match="same layer and settings.*average=False.*average=True"):
+    with pytest.raises(ValueError, match="same.*settings.*average=False.*average=True"):
         sums[0] + parts[1]
 
 
@@ -126,25 +126,25 @@ def test_a_batch_without_positive_pairs_adds_its_counts_only():
     features, weight, bias, _ = make(N=4)
     lonely = contrastive_ggn(features, weight, bias, Pairs.by_label(torch.arange(4)), margin=1.0)
     assert lonely.counts == (0, 12)
-    with pytest.raises(ValueError, match="no positive pair among 12 negative pairs"):
+    with pytest.raises(ValueError, match="among 12.*pairs"):
         _ = lonely.h
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"margin": 0.0}, r"margin must be in \(0, 2\].*got 0.0"),
+        ({"margin": 0.0}, r"margin.*\(0, 2\].*0.0"),
         ({"margin": 2.5}, "got 2.5"),
         ({"margin": float("nan")}, "got nan"),
-        ({"split": "cosine"}, "split must be one of euclidean, arccos, got 'cosine'"),
-        ({"fix": "none"}, "fix must be one of positive, fixed, full, projected, got 'none'"),
-        ({"negative_weight": 1.5}, "negative_weight must be in"),
-        ({"features": torch.zeros(7, 4)}, "features are all zero"),
+        ({"split": "cosine"}, "split.*euclidean, arccos.*'cosine'"),
+        ({"fix": "none"}, "fix.*positive, fixed, full, projected.*'none'"),
+        ({"negative_weight": 1.5}, "negative_weight must"),
+        ({"features": torch.zeros(7, 4)}, "features.*zero"),
         ({"features": torch.ones(7, 5)}, "features must be"),
-        ({"features": torch.ones(6, 4)}, "pairs must be of the same 6 items, got pairs of 7"),
-        ({"weight": torch.full((3, 4), float("inf"))}, "weight must be finite"),
+        ({"features": torch.ones(6, 4)}, "pairs.*6.*pairs.*7"),
+        ({"weight": torch.full((3, 4), float("inf"))}, "weight.*finite"),
         ({"weight": torch.ones(1, 4), "bias": None}, "at least 2 outputs"),
-        ({"bias": torch.ones(2)}, "bias must have shape"),
+        ({"bias": torch.ones(2)}, "bias.*shape"),
     ],
 )
 def test_bad_input_is_refused(change, message, monkeypatch: pytest.MonkeyPatch):
@@ -159,14 +159,14 @@ def test_bad_input_is_refused(change, message, monkeypatch: pytest.MonkeyPatch):
 def test_features_that_are_not_finite_are_named(value):
     features, weight, bias, labels = make()
     features[4, 2] = value
-    with pytest.raises(ValueError, match=rf"features must be finite, got {value} at item 4, feature 2"):
+    with pytest.raises(ValueError, match=f"features.*{value}.*item 4, feature 2"):
         contrastive_ggn(features, weight, bias, Pairs.by_label(labels), margin=1.0)
 
 
 def test_an_output_without_direction_is_named():
     features, weight, _, labels = make()
     features[3] = 0
-    with pytest.raises(ValueError, match="output of item 3 is zero"):
+    with pytest.raises(ValueError, match="output of item 3.*zero"):
         contrastive_ggn(features, weight, None, Pairs.by_label(labels), margin=1.0)
 
 
@@ -185,9 +185,7 @@ def test_outputs_too_short_for_float32_are_named_and_float64_takes_them(features
         return contrastive_ggn(features, weight, None, Pairs.by_label(labels), **options).h
 
     short, thin = features_by * features, weight_by * weight
-    with pytest.raises(
-        ValueError, match="the output of item 0 has a length of .*too short for float32, at least 2.3e-"
-    ):
+    with pytest.raises(ValueError, match="output of item 0.*float32.*2.3e-"):
         h(short.float(), thin.float())
     torch.testing.assert_close(h(short, thin) * weight_by**2, h(features, weight), rtol=1e-10, atol=0)
     near = 1e-9 * features.float() / features.float().norm(dim=1).min()

@@ -155,5 +155,5 @@ def test_a_loss_with_a_diagonal_alone_says_so():
     items, basis = curvature.of_batch(n, r, pairs), torch.eye(4, dtype=torch.float64)
     computed: list[Any] = [items.matrices, items.total, partial(items.in_basis, basis)]
     for compute in computed:
-        with pytest.raises(ValueError, match="SoftmaxCurvature has a diagonal, but no matrices: use structure"):
+        with pytest.raises(ValueError, match="SoftmaxCurvature.*diagonal.*matrices"):
             compute()

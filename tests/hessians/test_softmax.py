@@ -184,7 +184,7 @@ def test_items_without_a_candidate_or_a_positive_pair_have_no_curvature():
     for pairs in (Pairs.by_label(torch.arange(4)), Pairs(nothing, nothing, 0, 0)):
         diagonal = diagonal_ggn(features, weight, bias, pairs, SupConCurvature(0.1))
         assert not diagonal.sums.any()
-        with pytest.raises(ValueError, match="there is no matched item: the loss has no curvature"):
+        with pytest.raises(ValueError, match="no matched item"):
             _ = diagonal.h
 
 
@@ -235,7 +235,7 @@ def test_the_diagonal_never_holds_a_vector_for_every_pair(record: Any, split: An
 @pytest.mark.parametrize("curvature", [ContrastiveCurvature(0.9), SupConCurvature(0.1), InfoNCECurvature(0.1)], ids=str)
 def test_what_is_an_average_over_positive_pairs_is_refused_without_one(summed: bool, curvature: Any):
     features, weight, bias, _ = make(N=4)
-    with pytest.raises(ValueError, match=r"there is no (positive pair|matched item).*: the loss has no curvature"):
+    with pytest.raises(ValueError, match="no (positive pair|matched item)"):
         output_curvature(features, weight, bias, Pairs.by_label(torch.arange(4)), curvature, summed=summed)
     pairs = Pairs.by_label(torch.arange(4) % 2)
     assert output_curvature(features, weight, bias, pairs, curvature, summed=summed).any()
@@ -255,11 +255,11 @@ def test_a_batch_without_curvature_changes_no_sum_that_it_is_added_to(labels: Te
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be positive and finite, got 0.0"),
+        ({"temperature": 0.0}, "temperature.*0.0"),
         ({"temperature": -1.0}, "got -1.0"),
         ({"temperature": float("nan")}, "got nan"),
-        ({"split": "arccos"}, "split must be one of logits, outputs, got 'arccos'"),
-        ({"fix": "positive"}, "fix must be one of fixed, full.*, got 'positive'"),
+        ({"split": "arccos"}, "split.*logits, outputs.*'arccos'"),
+        ({"fix": "positive"}, "fix.*full.*'positive'"),
     ],
 )
 def test_settings_outside_their_range_are_refused(record, settings, message, monkeypatch: pytest.MonkeyPatch):
@@ -272,17 +272,13 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     features, weight, bias, labels = make()
     for message, pairs, curvature in (
-        ("temperature must be given", Pairs.by_label(labels), SupConCurvature(None)),
-        ("candidates must be of the same 7 items, got candidates of 6", bank(labels[:6]), SupConCurvature(0.1)),
-        ("candidates must have 3 dimensions, got 5", bank(labels, D=5), SupConCurvature(0.1)),
-        (
-            "fix must be fixed or projected for fixed candidates, got 'full'",
-            bank(labels),
-            SupConCurvature(1, fix="full"),
-        ),
-        ("ContrastiveCurvature compares items with one another: give Pairs", bank(labels), ContrastiveCurvature(0.7)),
+        ("temperature.*given", Pairs.by_label(labels), SupConCurvature(None)),
+        ("candidates.*7.*candidates.*6", bank(labels[:6]), SupConCurvature(0.1)),
+        ("candidates.*3 dimensions.*5", bank(labels, D=5), SupConCurvature(0.1)),
+        ("fix.*fixed candidates.*'full'", bank(labels), SupConCurvature(1, fix="full")),
+        ("ContrastiveCurvature compares items", bank(labels), ContrastiveCurvature(0.7)),
     ):
         with pytest.raises(ValueError, match=message):
             diagonal_ggn(features, weight, bias, pairs, curvature)
-    with pytest.raises(ValueError, match="fix must be fixed.*got 'full'"):
+    with pytest.raises(ValueError, match="fix.*fixed.*'full'"):
         SupConCurvature(0.1, fix="full").matrices(F.normalize(features), torch.ones(7, 1), Pairs.by_label(labels))

@@ -104,14 +104,14 @@ def test_it_adds_up_in_any_order_and_forgets(parts: list[Any], dtype: torch.dtyp
     same_sums(one, other)
     assert one.counts == tuple(map(sum, zip(a.counts, b.counts, c.counts, strict=True)))
     same_sums(one - b, a + c, rtol=1e-10)
-    with pytest.raises(ValueError, match="cannot subtract .* from .*: they were never added"):
+    with pytest.raises(ValueError, match="subtract .* from .*never added"):
         _ = a - one
 
 
 def test_the_empty_structure_is_the_zero_of_addition(parts: list[Any]) -> None:
     empty = parts[0].empty()
     same_sums(empty + parts[0], parts[0], rtol=0)
-    with pytest.raises(ValueError, match="there is no (positive pair|matched item|item)"):
+    with pytest.raises(ValueError, match="is no (positive pair|matched item|item)"):
         _ = empty.h
 
 
@@ -143,13 +143,13 @@ def test_a_running_mean_neither_adds_up_nor_forgets(parts: list[Any]) -> None:
     assert (parts[0].adds_up, mean.adds_up) == (True, False)
     assert torch.equal(mean.h, h)
     for combine in (lambda: mean + mean, lambda: parts[0] + mean, lambda: mean - parts[0], lambda: mean.all_reduce()):
-        with pytest.raises(ValueError, match="a running mean is not a sum over batches"):
+        with pytest.raises(ValueError, match="running mean.*sum"):
             combine()
 
 
 def test_other_settings_do_not_add_up(parts: list[Any]) -> None:
     other = replace(parts[0], curvature=ContrastiveCurvature(0.1))
-    with pytest.raises(ValueError, match="same layer and settings"):
+    with pytest.raises(ValueError, match="same layer.*settings"):
         _ = parts[0] + other
 
 
@@ -157,7 +157,7 @@ def test_other_settings_do_not_add_up(parts: list[Any]) -> None:
 @pytest.mark.parametrize("fix", ["positive", "full"])
 def test_cross_terms_are_refused_where_there_is_no_place_for_them(name: str, fix: Any) -> None:
     _, weight, _, _ = make()
-    with pytest.raises(ValueError, match=r'holds no cross terms of two items.*use fix="fixed", or structure="diag"'):
+    with pytest.raises(ValueError, match='cross terms.*fix="fixed".*structure="diag"'):
         empty_of(getattr(hessians, name), weight, ContrastiveCurvature(1.0, fix=fix))
 
 
@@ -170,9 +170,7 @@ def test_too_much_memory_is_refused_with_its_bytes(structure: Any) -> None:
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
     assert n_bytes <= kept <= n_bytes + 100
     options = {"has_bias": True} | ({"rank": 3} if structure is LowRank else {})
-    with pytest.raises(
-        ValueError, match=rf'structure="{structure.name}" of a layer with 3 x 5 weights takes {n_bytes:,} '
-    ):
+    with pytest.raises(ValueError, match=f'structure="{structure.name}".*layer.*3 x 5 weights.*{n_bytes:,} '):
         structure.zeros(weight, curvature, max_memory=n_bytes - 1, **options)
     structure.zeros(weight, curvature, max_memory=n_bytes, **options)
 
@@ -202,9 +200,7 @@ def test_what_has_another_basis_does_not_add_up() -> None:
     _, weight, _, _ = make(N=12)
     one, other = (empty_of(Ekfac, weight, curvature) for curvature in WITH_MATRICES[:2])
     other = replace(other, curvature=one.curvature)
-    with pytest.raises(
-        ValueError, match="only Ekfacs with the same output_basis add up, got them of shapes .*: each fit"
-    ):
+    with pytest.raises(ValueError, match="Ekfacs.*output_basis"):
         _ = one + other
 
 
@@ -228,7 +224,7 @@ def test_a_low_rank_that_is_whole_is_the_second_moment_and_one_that_is_not_says_
     spectrum = torch.linalg.eigvalsh(moment)
     for rank, share in ((20, left[1]), (5, left[2])):  # no worse than the best of half its rank
         assert share < 1 - float(spectrum[-(rank // 2) :].sum() / moment.trace())
-    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rank.*1, got 0"):
         LowRank.zeros(weight, WITH_MATRICES[0], has_bias=False, rank=0)
 
 
@@ -238,5 +234,5 @@ def test_low_ranks_add_up_although_another_processor_rounded_their_probes_differ
     rounded = replace(empty, probes=empty.probes + 3e-7)
     one, other = (ggn_of_batch(each, features, weight, bias, pairs) for each in (empty, rounded))
     torch.testing.assert_close((one + other).factor, (one + one).factor, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="only LowRanks with the same probes add up"):
+    with pytest.raises(ValueError, match="LowRanks.*same probes"):
         _ = one + replace(one, probes=one.probes + 1e-3)

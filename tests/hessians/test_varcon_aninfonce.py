@@ -136,13 +136,13 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
     pairs = Pairs.by_label(labels)
     near = Pairs.by_distance(torch.rand(7, 2).double(), 0.5)
     for message, call in (
-        ("concentration must be positive and finite, got 0.0", lambda: AnInfoNCECurvature((1.0, 0.0))),
-        ("fix must be one of fixed, projected, got 'full'", lambda: AnInfoNCECurvature((1.0, 1.0), fix="full")),  # pyright: ignore
-        ("epsilon must lie within ±temperature, 0.1, got 0.2", lambda: VarConCurvature(0.1, 0.2)),
-        ("temperature must be positive and finite, got -1", lambda: VarConCurvature(-1, 0.2)),
-        ("must have 3 numbers, one for each dimension, got 2", lambda: ggn(pairs, AnInfoNCECurvature((1.0, 1.0)))),
-        ("concentration must be .* got None", lambda: ggn(pairs, AnInfoNCECurvature())),
-        ("epsilon must be given", lambda: ggn(pairs, VarConCurvature(0.1))),
+        ("concentration.*0.0", lambda: AnInfoNCECurvature((1.0, 0.0))),
+        ("fix.*fixed, projected.*'full'", lambda: AnInfoNCECurvature((1.0, 1.0), fix="full")),  # pyright: ignore
+        ("epsilon.*±temperature, 0.1.*0.2", lambda: VarConCurvature(0.1, 0.2)),
+        ("temperature.*-1", lambda: VarConCurvature(-1, 0.2)),
+        ("3 numbers.*2", lambda: ggn(pairs, AnInfoNCECurvature((1.0, 1.0)))),
+        ("concentration.*None", lambda: ggn(pairs, AnInfoNCECurvature())),
+        ("epsilon.*given", lambda: ggn(pairs, VarConCurvature(0.1))),
         ("varcon needs classes", lambda: ggn(near, VarConCurvature(0.1, 0.0))),
         ("VarConCurvature compares items", lambda: ggn(Candidates.paired(torch.eye(7)), VarConCurvature(0.1, 0.0))),
     ):

@@ -200,30 +200,28 @@ def test_kappa_pos_is_learned_or_stays() -> None:
 @pytest.mark.usefixtures("as_in_production")
 def test_what_cannot_be_is_refused() -> None:
     for make, message in (
-        (lambda: MCInfoNCE(0.0), "kappa_pos must be positive and finite, got 0"),
-        (lambda: MCInfoNCE(1.0, 2.5), "n_samples must be an integer, got 2.5"),
-        (lambda: MCInfoNCE(1.0, True), "n_samples must be a number, got True"),
-        (lambda: MCInfoNCE(1.0, 0), "n_samples must be at least 1, got 0"),
-        (lambda: MCInfoNCE(1.0, 1, 0), "n_negatives must be at least 1, got 0"),
-        (lambda: ELK(-1.0), "kappa_pos must be positive and finite, got -1"),
-        (lambda: HIB(0), "n_samples must be at least 1, got 0"),
-        (lambda: HIB(scale=0.0), "scale must be positive and finite, got 0"),
-        (lambda: HIB(offset=math.nan), "offset must be finite, got nan"),
-        (lambda: Explicit(0.0), "weight must be positive and finite, got 0"),
-        (lambda: Explicit(decay=0.0), "decay must be positive and finite, got 0"),
-        (lambda: Explicit(1.0, "cube"), "regulariser must be one of square, likelihood, got 'cube'"),
-        (lambda: ConcentrationAlignment(None, temperature=0.0), "temperature must be positive and finite, got 0"),
+        (lambda: MCInfoNCE(0.0), "kappa_pos.*0"),
+        (lambda: MCInfoNCE(1.0, 2.5), "n_samples.*2.5"),
+        (lambda: MCInfoNCE(1.0, True), "n_samples.*True"),
+        (lambda: MCInfoNCE(1.0, 0), "n_samples.*1.*0"),
+        (lambda: MCInfoNCE(1.0, 1, 0), "n_negatives.*1.*0"),
+        (lambda: ELK(-1.0), "kappa_pos.*-1"),
+        (lambda: HIB(0), "n_samples.*1.*0"),
+        (lambda: HIB(scale=0.0), "scale.*0"),
+        (lambda: HIB(offset=math.nan), "offset.*nan"),
+        (lambda: Explicit(0.0), "weight.*0"),
+        (lambda: Explicit(decay=0.0), "decay.*0"),
+        (lambda: Explicit(1.0, "cube"), "regulariser.*square, likelihood.*'cube'"),
+        (lambda: ConcentrationAlignment(None, temperature=0.0), "temperature.*positive.*0"),
     ):
         with pytest.raises(ValueError, match=message):
             make()
     for loss in LOSSES.values():
-        with pytest.raises(ValueError, match="no pair of 6 items is positive"):
+        with pytest.raises(ValueError, match="pair.*6 items.*positive"):
             loss(unit(6, 4), KAPPA, PAIRS["no positives"])
-        with pytest.raises(
-            ValueError, match=r"kappa must have shape \(\d+,\), one value for each of the means, got \(\d+, 1\)"
-        ):
+        with pytest.raises(ValueError, match=r"kappa.*\(\d+,\).*means.*\(\d+, 1\)"):
             loss(unit(6, 4), KAPPA[:, None], PAIRS["labels"])
-        with pytest.raises(ValueError, match="kappa must not hold NaN, got one at index 2"):
+        with pytest.raises(ValueError, match="kappa.*NaN.*index 2"):
             loss(unit(6, 4), KAPPA.index_fill(0, torch.tensor([2]), math.nan), PAIRS["labels"])
-        with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
+        with pytest.raises(ValueError, match="same 5.*pairs.*6"):
             loss(unit(5, 4), KAPPA[:5], PAIRS["labels"])

@@ -172,26 +172,23 @@ def test_without_any_pair_or_of_none_that_a_miner_chose_the_loss_is_zero_and_dif
 
 @pytest.mark.parametrize("name", SOFTMAX)
 def test_softmax_losses_refuse_pairs_none_of_which_is_positive(name: str) -> None:
-    with pytest.raises(ValueError, match="no pair of 6 items is positive: raise the batch size, or per_class"):
+    with pytest.raises(ValueError, match="pair.*6.*batch.*per_class"):
         losses.build(name, margin=0.7, dimension=4)(unit(6, 4), PAIRS["no positives"])
 
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, 2.1, float("nan")])
 def test_margin_outside_is_refused(margin: float) -> None:
-    with pytest.raises(ValueError, match=r"margin must be in \(0, 2\].*got"):
+    with pytest.raises(ValueError, match=r"margin.*\(0, 2\].*got"):
         losses.build("contrastive", margin=margin)
 
 
 def test_unknown_name_lists_the_allowed() -> None:
-    with pytest.raises(
-        ValueError,
-        match="contrastive, log_.*, varcon, aninfonce, got 'triplet': register it with lam.losses",
-    ):
+    with pytest.raises(ValueError, match="contrastive, log_.*'triplet'.*lam.losses"):
         losses.build("triplet", margin=0.7)
 
 
 def test_pairs_of_another_batch_are_refused() -> None:
-    with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
+    with pytest.raises(ValueError, match="same 5.*pairs.*6"):
         losses.build("contrastive", margin=0.7)(unit(5, 3), PAIRS["labels"])
 
 
@@ -210,27 +207,25 @@ class Powers(Cubes):
 
 def test_a_loss_that_needs_what_no_configuration_gives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "LOSSES", {"powers": Powers})
-    with pytest.raises(
-        ValueError, match=r"gives Powers only margin, .* argument: 'power'\): give other arguments a def"
-    ):
+    with pytest.raises(ValueError, match="Powers.*margin.*'power'"):
         losses.build("powers", margin=0.7)
 
 
 @pytest.mark.long
 def test_a_loss_from_outside_trains_a_run_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["digits", "deterministic"], ["--training.loss=cubes", f"--output={tmp_path / 'run'}", *TINY]
-    with pytest.raises(ValueError, match="training.loss must be one of .*, got 'cubes': register it with lam.losses"):
+    with pytest.raises(ValueError, match="training.loss.*'cubes'.*lam.losses"):
         load_config(*arguments)
     monkeypatch.setattr(losses, "LOSSES", dict(losses.LOSSES))
     losses.register("cubes", Cubes)
     losses.register("cubes", Cubes)
     assert isinstance(losses.build("cubes", margin=0.7), Cubes)
-    with pytest.raises(ValueError, match="there is a loss 'cubes' already: Cubes; take another name"):
+    with pytest.raises(ValueError, match="'cubes' already.*Cubes"):
         losses.register("cubes", losses.Squared)
     finished = run(load_config(*arguments), progress=False)
     assert load_config(finished.folder / "config.yaml").training.loss == "cubes"
     own = [f"--checkpoint={finished.folder}", "--method.curvature=own", f"--output={tmp_path / 'own'}", *TINY]
-    with pytest.raises(ValueError, match="the loss that trained the network has no curvature of its own"):
+    with pytest.raises(ValueError, match="no curvature.*own"):
         run(load_config(["digits", "laplace_posthoc"], own), progress=False)
 
 
@@ -250,5 +245,5 @@ def test_a_loss_of_ones_own_has_the_margin_that_it_holds() -> None:
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5)])
 def test_learned_values_that_are_no_lists_are_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses.SupCon, "learned", lambda _: {"scale": value})
-    with pytest.raises(ValueError, match=r"must return lists of numbers by name, got {'scale': .*0.5.*give \[value\]"):
+    with pytest.raises(ValueError, match=r"{'scale': .*0.5.*\[value\]"):
         settings_of(losses.SupCon())

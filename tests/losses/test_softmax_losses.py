@@ -49,12 +49,12 @@ def test_it_has_a_name_and_refuses_other_settings(loss: Any, monkeypatch: pytest
     name = loss.curvature
     assert build(name, margin=0.5, temperature=0.2) == loss(0.5, 0.2)
     for temperature in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="temperature must be positive"):
+        with pytest.raises(ValueError, match="temperature.*positive"):
             build(name, margin=0.5, temperature=temperature)
-    with pytest.raises(ValueError, match=f"{loss.__name__} needs a positive temperature, got None"):
+    with pytest.raises(ValueError, match=f"{loss.__name__}.*temperature.*None"):
         loss(temperature=None)
-    with pytest.raises(ValueError, match="temperature must be a number, got True"):
+    with pytest.raises(ValueError, match="temperature.*number.*True"):
         loss(temperature=True)
     labels: Any = torch.tensor([0, 0, 1])
-    with pytest.raises(ValueError, match=r"pairs must be .*, such as Pairs.by_label\(labels\), got Tensor"):
+    with pytest.raises(ValueError, match=r"pairs.*Pairs.by_label\(labels\).*Tensor"):
         loss()(torch.eye(3), labels)

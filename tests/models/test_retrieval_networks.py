@@ -63,7 +63,7 @@ def test_pooling_changes_no_other_weight() -> None:
 
 @pytest.mark.parametrize("architecture", ["resnet18", "resnet50"])
 def test_other_poolings_are_refused(architecture: str) -> None:
-    with pytest.raises(ValueError, match="pooling must be one of mean, gem, got 'max'"):
+    with pytest.raises(ValueError, match="pooling.*mean, gem.*'max'"):
         unchecked(resnet)(architecture, dimension=4, pooling="max")
 
 
@@ -124,7 +124,7 @@ def test_weights_of_the_backbone_come_from_a_file(tmp_path: Path, suffix: str, w
         state = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
     path = tmp_path / f"backbone{suffix}"
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
-    with pytest.warns(match=r"left out fc \(2 tensors\)") if with_classifier else nullcontext():
+    with pytest.warns(match=r"fc \(2 tensors\)") if with_classifier else nullcontext():
         network = models.build("resnet18", dimension=4, weights=str(path), pooling="gem")
     assert "weights" not in network.recipe
     loaded = network.features.state_dict()
@@ -135,19 +135,19 @@ def test_weights_of_the_backbone_come_from_a_file(tmp_path: Path, suffix: str, w
 def test_weights_from_before_batches_were_counted_load(tmp_path: Path) -> None:
     state = {name: value for name, value in _resnet18().state_dict().items() if "num_batches" not in name}
     torch.save(state, tmp_path / "old.pth")
-    with pytest.warns(match=r"left out fc \(2 tensors\)"):
+    with pytest.warns(match=r"fc \(2 tensors\)"):
         network = models.build("torchvision:resnet18", dimension=4, weights=str(tmp_path / "old.pth"))
     assert torch.equal(network.features.state_dict()["conv1.weight"], state["conv1.weight"])
 
 
 def test_files_of_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere.pth does not exist"):
+    with pytest.raises(ValueError, match="nowhere.pth.*not exist"):
         models.build("resnet18", dimension=4, weights=str(tmp_path / "nowhere.pth"))
     (tmp_path / "text.pth").write_text("weights")
-    with pytest.raises(ValueError, match="text.pth holds no plain weights"):
+    with pytest.raises(ValueError, match="text.pth.*plain weights"):
         models.build("resnet18", dimension=4, weights=str(tmp_path / "text.pth"))
     state = _resnet18().state_dict()
     del state["conv1.weight"]
     torch.save(state, tmp_path / "cut.pth")
-    with pytest.raises(ValueError, match="cut.pth: .*conv1.weight is missing in the file"):
+    with pytest.raises(ValueError, match="cut.pth.*conv1.weight.*missing"):
         models.build("resnet18", dimension=4, weights=str(tmp_path / "cut.pth"))

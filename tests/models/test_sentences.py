@@ -100,7 +100,7 @@ def test_all_layers_of_a_network_for_texts_are_its_head(frozen: Frozen) -> None:
 def test_other_weights_than_those_saved_are_refused(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = models.build("sentence-transformers:NAME", dimension=4).recipe
     monkeypatch.setattr(sentences, "_load", lambda name, **_: Frozen(seed=1))
-    with pytest.raises(ValueError, match="sentence-transformers:NAME has other weights than the saved network"):
+    with pytest.raises(ValueError, match="sentence-transformers:NAME.*weights"):
         models.build(**recipe)
 
 
@@ -119,9 +119,9 @@ def test_dropout_is_before_the_head(frozen: Frozen) -> None:
     assert torch.equal(network.eval()(inputs("abcdef")), network(inputs("abcdef")))
     network = models.build("sentence-transformers:NAME", dimension=4, dropout=0.0).train()
     assert torch.equal(network(inputs("abcdef")), network(inputs("abcdef")))
-    with pytest.raises(ValueError, match=r"dropout must be a rate in \[0, 1\), got 1"):
+    with pytest.raises(ValueError, match=r"dropout.*\[0, 1\).*1"):
         models.build("sentence-transformers:NAME", dimension=4, dropout=1.0)
-    with pytest.raises(ValueError, match="head must be one of train, identity, got 'none'"):
+    with pytest.raises(ValueError, match="head.*train, identity.*'none'"):
         unchecked(from_sentence_transformers)("NAME", dimension=4, head="none")
 
 
@@ -141,11 +141,11 @@ def test_every_layer_is_the_mean_of_its_tokens_without_what_fills_the_batch() ->
 
 def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentences, "_load", lambda name, **_: [nn.Identity()])
-    with pytest.raises(ValueError, match="sentence-transformers:NAME is not a transformer of several layers"):
+    with pytest.raises(ValueError, match="sentence-transformers:NAME.*layers"):
         from_sentence_transformers("NAME", dimension=4, layers="all")
-    with pytest.raises(ValueError, match="layers='all' needs a trained head: give head='train'"):
+    with pytest.raises(ValueError, match="layers='all'.*trained.*head='train'"):
         from_sentence_transformers("NAME", dimension=4, head="identity", layers="all")
-    with pytest.raises(ValueError, match="layers must be one of last, all, got 'first'"):
+    with pytest.raises(ValueError, match="layers.*last, all.*'first'"):
         unchecked(from_sentence_transformers)("NAME", dimension=4, layers="first")
 
 
@@ -193,7 +193,7 @@ def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ValueError, match=r"networks for texts need packages .*pip install 'lam-retrieval\[text\]'"):
+    with pytest.raises(ValueError, match=r"networks.*pip install 'lam-retrieval\[text\]'"):
         models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4)
 
 
@@ -202,7 +202,7 @@ def test_a_name_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"{name} is no folder")
 
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=refuse))
-    with pytest.raises(ValueError, match=r"sentence-transformers finds no network 'mine' \(mine is no folder\): give"):
+    with pytest.raises(ValueError, match=r"sentence-transformers.*network 'mine' \(mine.*folder\)"):
         models.build("sentence-transformers:mine", dimension=4)
 
 

@@ -66,12 +66,12 @@ def test_seed_decides_the_weights_and_the_recipe_rebuilds_them() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="features must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="features.*1.*0"):
         UncertaintyHead(0, 4)
     head = UncertaintyHead(7, 4)
-    with pytest.raises(ValueError, match=r"features must be \(N, 7\), got \(3, 6\)"):
+    with pytest.raises(ValueError, match=r"features.*\(N, 7\).*\(3, 6\)"):
         head(torch.zeros(3, 6))
-    with pytest.raises(ValueError, match="at least 2 items, got 1: call eval"):
+    with pytest.raises(ValueError, match="2 items.*1.*eval"):
         head(torch.zeros(1, 7))
-    with pytest.raises(ValueError, match=r"features must be \(N, 7\), got \(7,\)"):
+    with pytest.raises(ValueError, match=r"features.*\(N, 7\).*\(7,\)"):
         unchecked(UncertaintyHead.forward)(head, torch.zeros(7))

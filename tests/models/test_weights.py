@@ -44,12 +44,12 @@ def loaded(path: Path, saved: object) -> State:
         (lambda own, _: {"state_dict": under("model.", own)}, None),
         (lambda own, _: under("module._orig_mod.backbone.", own), None),
         (lambda own, _: {**under("module.", own), "n_averaged": torch.tensor(4)}, r"left out n_averaged \(1 tensors\)"),
-        (lambda own, _: {**own, "fc.weight": torch.zeros(9, 3)}, r"left out fc \(1 tensors\)"),
+        (lambda own, _: {**own, "fc.weight": torch.zeros(9, 3)}, r"fc \(1 tensors\)"),
         (
             lambda own, other: {"state_dict": other, "state_dict_ema": own},
             "took 'state_dict_ema', left out 'state_dict'",
         ),
-        (lambda own, other: under("model.", other) | under("model_ema.", own), r"under 'model_ema', left out model \("),
+        (lambda own, other: under("model.", other) | under("model_ema.", own), r"'model_ema'.*model \("),
         (lambda own, other: {"student": other, "teacher": under("backbone.", own)}, "took 'teacher', left out"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_file_of_several_networks_or_of_a_deeper_one_is_refused(tmp_path: Path
         loaded(tmp_path / "weights.pth", under("encoder_q.", own) | under("encoder_k.", own))
     deeper = {f"layer.{name}": value for name, value in own.items()}
     torch.save({**deeper, "layer.3.weight": torch.zeros(1)}, tmp_path / "deeper.pth")
-    with pytest.raises(ValueError, match=r"3.weight is missing in the network"):
+    with pytest.raises(ValueError, match="3.weight.*missing"):
         load_weights(nn.ModuleDict({"layer": make_network()}), tmp_path / "deeper.pth")
 
 
@@ -90,7 +90,7 @@ def test_a_file_of_another_network_of_timm_is_refused(tmp_path: Path) -> None:
     import timm
 
     torch.save(timm.create_model("resnet34").state_dict(), tmp_path / "deeper.pth")
-    with pytest.raises(ValueError, match="deeper.pth: .*is missing in the network"):
+    with pytest.raises(ValueError, match="deeper.pth.*missing in the network"):
         models.build("timm:resnet18", dimension=4, weights=str(tmp_path / "deeper.pth"))
 
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_a_library_is_refused_with_advice(tmp_path: Path) -> Non
     import timm
 
     torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "library.pth")
-    with pytest.raises(ValueError, match=r"holds only the features of .*--network.weights=.*library.pth instead of"):
+    with pytest.raises(ValueError, match="--network.weights=.*library.pth"):
         load_weights(models.build("timm:test_resnet", dimension=4), tmp_path / "library.pth")
 
 

@@ -26,16 +26,16 @@ def test_unit_vectors_of_low_precision_are_accepted(dtype: torch.dtype):
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError, match=r"must be \(N, O\) for 3 candidates, got \(2, 2\) and \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"\(N, O\).*3 candidates.*\(2, 2\) and \(2, 2\)"):
         Candidates(torch.eye(3), torch.zeros(2, 2), torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="directions must be unit vectors, got a length of 2 at index 1"):
+    with pytest.raises(ValueError, match="directions.*2.*index 1"):
         Candidates.paired(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
-    with pytest.raises(ValueError, match="directions must be unit vectors, got a length of nan at index 0"):
+    with pytest.raises(ValueError, match="directions.*nan.*index 0"):
         Candidates.paired(torch.tensor([[float("nan"), 0.0]]))
     for weight in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match=rf"weights must be finite and at least 0, got {weight:g} at \(0, 1\)"):
+        with pytest.raises(ValueError, match=rf"weights.*0.*{weight:g}.*\(0, 1\)"):
             Candidates(torch.eye(2), torch.eye(2), torch.tensor([[0.0, weight], [1.0, 0.0]]))
-    with pytest.raises(ValueError, match="labels must be integers"):
+    with pytest.raises(ValueError, match="labels.*integers"):
         Candidates.by_label(torch.zeros(2), torch.eye(2), torch.arange(2))
-    with pytest.raises(ValueError, match="candidates must be of the same 5 items, got candidates of 2"):
+    with pytest.raises(ValueError, match="candidates.*5.*candidates.*2"):
         Candidates.paired(torch.eye(2)).check_size(5)

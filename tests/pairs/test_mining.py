@@ -303,13 +303,11 @@ def test_settings_tell_miners_apart() -> None:
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
-    with pytest.raises(
-        ValueError, match="miner must be one of all, violating, easy, semihard, hard, or a miner.*got 'best'"
-    ):
+    with pytest.raises(ValueError, match="miner.*all, violating, easy, semihard, hard.*'best'"):
         Mining("best")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="max_pairs must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_pairs.*1.*0"):
         Mining(max_pairs=0)
-    with pytest.raises(ValueError, match=r"max_pairs must be an integer, got 2\.5"):
+    with pytest.raises(ValueError, match=r"max_pairs.*2\.5"):
         Mining(max_pairs=2.5)  # pyright: ignore[reportArgumentType]
     positions = torch.rand(12, 2)
     for targets in (positions, None):
@@ -317,9 +315,9 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             Mining(BatchEasyHardMiner()).choose(
                 points(), Pairs.by_distance(positions, 0.5), targets, margin=1.0, generator=generator()
             )
-    with pytest.raises(ValueError, match="pairs must be of the same 5 items, got pairs of 12"):
+    with pytest.raises(ValueError, match="pairs.*5.*pairs.*12"):
         choose(Mining("hard"), points(5))
-    with pytest.raises(ValueError, match=r"margin must be positive, got 0.0"):
+    with pytest.raises(ValueError, match="margin.*0.0"):
         Mining("hard").choose(points(), Pairs.by_label(LABELS), LABELS, margin=0.0, generator=generator())
 
 
@@ -329,7 +327,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"negative_beyond": 3.0}, "negative_beyond needs positive_within"),
         ({"angle_within": 3.0}, "angle_within needs positive_within"),
         ({"triplet_margin": 0.0}, "triplet_margin must be positive, got 0.0"),
-        ({"scope": "dataset", "miner": "hard"}, "pairs are mined within batches"),
+        ({"scope": "dataset", "miner": "hard"}, "pairs.*mined within"),
     ],
 )
 def test_a_relation_that_contradicts_itself_is_refused(settings: Any, message: str) -> None:
@@ -341,5 +339,5 @@ def test_triplets_need_a_margin_and_all_pairs_none() -> None:
     embeddings, labels = F.normalize(points(12, 5, 0)), LABELS
     pairs = Pairs.by_label(labels)
     assert Mining("all").choose(embeddings, pairs, labels, margin=None, generator=generator(0)) is pairs
-    with pytest.raises(ValueError, match="hard triplets need a margin"):
+    with pytest.raises(ValueError, match="hard triplets.*margin"):
         Mining("hard").choose(embeddings, pairs, labels, margin=None, generator=generator(0))

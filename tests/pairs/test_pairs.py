@@ -33,7 +33,7 @@ def test_pairs_by_label_are_the_same_before_and_after_their_matrices_are_formed(
         assert before.equal(pairs.positive.any(1) | pairs.negative.any(1))
         assert before.equal(pairs.paired)
         assert formed.negative.equal(pairs.negative)
-    with pytest.raises(AttributeError, match="Pairs has no attribute 'positives'"):
+    with pytest.raises(AttributeError, match="Pairs.*'positives'"):
         _ = pairs.positives
 
 
@@ -139,36 +139,36 @@ def test_tuples_of_a_real_miner_are_taken():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match=r"labels must be integers of shape \(N,\), got torch.float32"):
+    with pytest.raises(ValueError, match=r"labels.*\(N,\).*torch.float32"):
         Pairs.by_label(torch.zeros(3))
-    with pytest.raises(ValueError, match="positions must be finite, got .*nan.* at index 1"):
+    with pytest.raises(ValueError, match="positions.*nan.*index 1"):
         Pairs.by_distance(torch.tensor([[0.0], [float("nan")]]), 1.0)
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 5.0 and 2.0"):
         Pairs.by_distance(torch.zeros(2, 1), 5.0, 2.0)
-    with pytest.raises(ValueError, match=r"positions must be numbers of shape \(N, X\), got torch.float32 \(2, 0\)"):
+    with pytest.raises(ValueError, match=r"positions.*\(N, X\).*torch.float32 \(2, 0\)"):
         Pairs.by_distance(torch.zeros(2, 0), 1.0)
     for angles, within, message in (
-        (torch.zeros(2), None, "angles and angle_within belong together: give both or neither"),
-        (None, 30.0, "angles and angle_within belong together: give both or neither"),
-        (torch.zeros(2), 0.0, "angle_within must be more than 0 and at most 180 degrees, got 0.0"),
-        (torch.zeros(2), 181.0, "angle_within must be more than 0 and at most 180 degrees, got 181.0"),
-        (torch.tensor([0.0, -math.inf]), 30.0, "angles must be degrees, .* got infinity at index 1"),
+        (torch.zeros(2), None, "angles.*angle_within.*together"),
+        (None, 30.0, "angles.*angle_within.*together"),
+        (torch.zeros(2), 0.0, "angle_within.*0.*180 degrees.*0.0"),
+        (torch.zeros(2), 181.0, "angle_within.*0.*180 degrees.*181.0"),
+        (torch.tensor([0.0, -math.inf]), 30.0, "angles.*infinity.*index 1"),
     ):
         with pytest.raises(ValueError, match=message):
             Pairs.by_distance(torch.zeros(2, 1), 5.0, angles=angles, angle_within=within)
-    with pytest.raises(ValueError, match=r"angles must be numbers of shape \(2,\), got torch.float32 \(3,\)"):
+    with pytest.raises(ValueError, match=r"angles.*\(2,\).*torch.float32 \(3,\)"):
         unchecked(Pairs.by_distance.__func__)(Pairs, torch.zeros(2, 1), 5.0, angles=torch.zeros(3), angle_within=9.0)
     counts = {"n_positives": 2, "n_negatives": 4}
     zero, one, far = torch.tensor([0]), torch.tensor([1]), torch.tensor([9])
     with pytest.raises(ValueError, match="3 or 4 index tensors"):
         Pairs.from_tuples((zero, one), 3, **counts)
     for tuples, message in (
-        (None, "as a miner returns them, got NoneType"),
-        (([0], [1], [2]), "must be a tensor, got"),
+        (None, "miner.*NoneType"),
+        (([0], [1], [2]), "a tensor"),
     ):
         with pytest.raises(ValueError, match=message):
             unchecked(Pairs.from_tuples.__func__)(Pairs, tuples, 3, **counts)
-    with pytest.raises(ValueError, match=r"indices must lie in \[0, 3\), got 9"):
+    with pytest.raises(ValueError, match=r"indices.*\[0, 3\).*9"):
         Pairs.from_tuples((zero, one, far), 3, **counts)
     with pytest.raises(ValueError, match=r"its own pair, got \(0, itself\)"):
         Pairs.from_tuples((zero, zero, one), 3, **counts)
@@ -176,7 +176,7 @@ def test_bad_input_is_refused():
         Pairs.from_tuples((zero, one, torch.tensor([1, 2])), 3, **counts)
     with pytest.raises(ValueError, match="two integer indices, got .*float32"):
         Pairs.from_tuples((zero, one.float(), one), 3, **counts)
-    with pytest.raises(ValueError, match="n_positives must be .* chose from, got 1 for 2 different chosen pairs"):
+    with pytest.raises(ValueError, match="n_positives.*1 for 2"):
         Pairs.from_tuples((zero, one, one + 1), 3, n_positives=1, n_negatives=4)
     repeated = torch.tensor([0, 0, 0])
     pairs = Pairs.from_tuples((repeated, repeated + 1, repeated + 2), 3, n_positives=2, n_negatives=4)
@@ -237,12 +237,12 @@ def test_places_exactly_at_a_distance_count_alike_everywhere(within: float, beyo
 
 
 def test_a_relation_with_angles_is_for_places():
-    with pytest.raises(ValueError, match="angle_within needs positive_within: both are for places"):
+    with pytest.raises(ValueError, match="angle_within.*positive_within.*places"):
         Relation(angle_within=30.0)
-    with pytest.raises(ValueError, match="angle_within must be more than 0 and at most 180 degrees, got nan"):
+    with pytest.raises(ValueError, match="angle_within.*0.*180 degrees.*nan"):
         Relation(positive_within=10.0, angle_within=math.nan)
 
 
 def test_labels_that_mean_none_are_refused():
-    with pytest.raises(ValueError, match="labels must not be negative, got -1, 2 in all: .* leave them out"):
+    with pytest.raises(ValueError, match="labels.*-1, 2"):
         check_labels(torch.tensor([0, 0, 1, 1, -1, -1]))

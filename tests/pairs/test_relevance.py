@@ -67,16 +67,16 @@ def test_without_items_there_is_nothing_to_count() -> None:
 @pytest.mark.usefixtures("as_in_production")
 def test_what_cannot_be_relevant_is_refused() -> None:
     labels = torch.tensor([0, 0, 1])
-    with pytest.raises(ValueError, match="is_query must have one value for each of 3 items, got 2"):
+    with pytest.raises(ValueError, match="is_query.*3.*2"):
         LabelRelevance(labels, torch.tensor([True, False]))
     for is_query in (torch.tensor([1, 0, 0]), torch.tensor([1, 0, 0], dtype=torch.uint8), [True, False, False]):
-        with pytest.raises(ValueError, match=r"is_query must be a tensor of booleans, such as .* == 1, got "):
+        with pytest.raises(ValueError, match="is_query.*booleans"):
             relevance_of(Relation(), labels, is_query=is_query)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="there must be queries and a gallery, got 3 queries among 3"):
+    with pytest.raises(ValueError, match="queries.*3 queries.*3"):
         LabelRelevance(labels, torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="labels must be integers of shape"):
+    with pytest.raises(ValueError, match="labels.*integers.*shape"):
         relevance_of(Relation(), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="0 < positive_within <= negative_beyond, got 0.0 and 0.0"):
         relevance_of(Relation(positive_within=5.0), torch.zeros(3, 2), relevant_within=0.0)
-    with pytest.raises(ValueError, match="positions must be finite"):
+    with pytest.raises(ValueError, match="positions.*finite"):
         relevance_of(Relation(positive_within=5.0), torch.tensor([[0.0, float("nan")]]))

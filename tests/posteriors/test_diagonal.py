@@ -101,19 +101,19 @@ def test_embeddings_join_slice_and_refuse_other_shapes():
     assert torch.equal(joined.kappa, whole.kappa)
     assert len(whole[torch.tensor([1, 5])]) == 2
     assert whole.to("cpu").dimension == 3
-    with pytest.raises(ValueError, match="at least one batch of embeddings"):
+    with pytest.raises(ValueError, match="batch.*embeddings"):
         Embeddings.concatenate([])
     with pytest.raises(ValueError, match="p_known belong together, got p_known alone"):
         replace(whole, p_known=whole.kappa)
     with_parts = replace(whole, kappa_epistemic=whole.kappa, kappa_aleatoric=whole.kappa, p_known=whole.kappa)
     for mixed in ([whole, with_parts], [with_parts, whole]):
-        with pytest.raises(ValueError, match="all batches must have parts of kappa, or none, got them in 1 of 2"):
+        with pytest.raises(ValueError, match="batches.*1 of 2"):
             Embeddings.concatenate(mixed)
     sampled = [posterior.predict(features, n_samples=n_samples, mean="sampled") for n_samples in (8, 9)]
     assert sampled[0][:3].to("cpu").mean_samples == Embeddings.concatenate(sampled[:1]).mean_samples == 8
-    with pytest.raises(ValueError, match="means of 9 samples cannot be compared with means of 8 samples: embed both"):
+    with pytest.raises(ValueError, match="means.*9 samples.*8 samples"):
         Embeddings.concatenate(sampled)
-    with pytest.raises(ValueError, match="directions cannot be compared with means of 8 samples: embed both alike"):
+    with pytest.raises(ValueError, match="directions.*8 samples"):
         Embeddings.concatenate([sampled[0], whole])
 
 

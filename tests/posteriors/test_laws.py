@@ -261,11 +261,11 @@ def test_its_noise_is_its_own(name: str):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prior_precision": 0.0}, "prior_precision must be positive and finite, got 0.0"),
-        ({"prior_ratio": 0.0}, "prior_ratio must be positive and finite, got 0.0"),
-        ({"likelihood_scale": -1.0}, "likelihood_scale must be positive and finite, got -1.0"),
+        ({"prior_precision": 0.0}, "prior_precision.*got 0.0"),
+        ({"prior_ratio": 0.0}, "prior_ratio.*got 0.0"),
+        ({"likelihood_scale": -1.0}, "likelihood_scale.*-1.0"),
         ({"likelihood_scale": float("nan")}, "got nan"),
-        ({"n_items": 0}, "n_items must be at least 1"),
+        ({"n_items": 0}, "n_items.*1"),
     ],
 )
 def test_bad_settings_are_refused(name: str, change: dict[str, Any], message: str):
@@ -276,18 +276,18 @@ def test_bad_settings_are_refused(name: str, change: dict[str, Any], message: st
 
 def test_bad_options_are_refused(name: str):
     posterior, features = make(name)
-    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="n_samples.*2.*1"):
         posterior.predict(features, n_samples=1)
-    with pytest.raises(ValueError, match="mode must be one of marginal, network, got 'both'"):
+    with pytest.raises(ValueError, match="mode.*marginal, network.*'both'"):
         unchecked(Posterior.predictor)(posterior, n_samples=4, mode="both")
-    with pytest.raises(ValueError, match="mean must be one of network, sampled, got 'median'"):
+    with pytest.raises(ValueError, match="mean.*network, sampled.*'median'"):
         unchecked(Posterior.predictor)(posterior, n_samples=4, mean="median")
-    with pytest.raises(ValueError, match="n_samples must be at least 1"):
+    with pytest.raises(ValueError, match="n_samples.*1"):
         posterior.sample(0)
     if name in OVER_LAYERS:
         return  # an encoder looks at the inputs of its network
-    with pytest.raises(ValueError, match=r"features must be \(N, P\) and weight \(D, P\)"):
+    with pytest.raises(ValueError, match=r"features.*\(N, P\).*weight \(D, P\)"):
         posterior.predict(features[:, :4])
     features[2, 1] = float("nan")
-    with pytest.raises(ValueError, match="got nan at item 2, feature 1"):
+    with pytest.raises(ValueError, match="nan.*item 2, feature 1"):
         posterior.predict(features)

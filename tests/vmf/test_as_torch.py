@@ -95,7 +95,7 @@ class TestMoments:
         assert_close(slope, _slope(5, 3.0))
         (turned,) = torch.autograd.grad(VonMisesFisher(loc, kappa.detach()).variance.sum(), loc)
         assert_close(turned, torch.zeros_like(turned), rtol=0, atol=1e-12)
-        with pytest.raises(NotImplementedError, match="second derivative of the Bessel ratio is not available"):
+        with pytest.raises(NotImplementedError, match="second derivative.*Bessel"):
             vmf.variance.sum().backward()
 
     def test_float32(self) -> None:
@@ -158,7 +158,7 @@ class TestDivergence:
         assert divergence.dtype == torch.float64
 
     def test_two_spheres(self) -> None:
-        with pytest.raises(ValueError, match=r"distributions on one sphere, got event shapes \(3,\) and \(4,\)"):
+        with pytest.raises(ValueError, match=r"shapes \(3,\) and \(4,\)"):
             kl_divergence(one(3, 1.0), one(4, 1.0))
 
 
@@ -268,18 +268,18 @@ class TestValidation:
         default = torch.distributions.Distribution._validate_args
         torch.distributions.Distribution.set_default_validate_args(False)
         try:
-            with pytest.raises(ValueError, match="loc must be of unit length"):
+            with pytest.raises(ValueError, match="loc.*unit length"):
                 VonMisesFisher(2 * directions(3), torch.tensor(1.0))
         finally:
             torch.distributions.Distribution.set_default_validate_args(default)
 
     @pytest.mark.parametrize("kappa", [-1e-9, math.inf, math.nan])
     def test_concentration(self, kappa: float) -> None:
-        with pytest.raises(ValueError, match=f"concentration must be finite and at least 0, got {kappa}"):
+        with pytest.raises(ValueError, match=f"concentration.*0.*{kappa}"):
             one(3, kappa)
         assert not one(3, 1.0).arg_constraints["concentration"].check(torch.tensor(kappa))
 
     def test_values_that_do_not_go_with_the_batch(self) -> None:
         vmf = VonMisesFisher(directions(4, 3), torch.ones(4, dtype=torch.float64))
-        with pytest.raises(ValueError, match="not broadcastable with batch_shape"):
+        with pytest.raises(ValueError, match="broadcastable.*batch_shape"):
             vmf.log_prob(directions(5, 3))

@@ -165,7 +165,7 @@ def test_large_kappa_stays_finite(dimension: int) -> None:
 def test_third_derivative_is_refused() -> None:
     kappa = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(bessel_ratio(3, kappa), kappa, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative of the Bessel ratio"):
+    with pytest.raises(NotImplementedError, match="second derivative.*Bessel"):
         torch.autograd.grad(slope + kappa**2, kappa)
 
 
@@ -214,7 +214,7 @@ class TestKappaFromResultant:
 
 class TestErrors:
     def test_dimension(self) -> None:
-        with pytest.raises(ValueError, match="dimension must be at least 2, got 1"):
+        with pytest.raises(ValueError, match="dimension.*2.*1"):
             bessel_ratio(1, torch.ones(2))
 
     @pytest.mark.parametrize(
@@ -223,24 +223,24 @@ class TestErrors:
     def test_kappa(self, function) -> None:
         kappa = torch.ones(9)
         kappa[7] = -3
-        with pytest.raises(ValueError, match=r"kappa must be finite and at least 0, got -3.0 at index 7"):
+        with pytest.raises(ValueError, match="kappa.*0.*-3.0.*index 7"):
             function(3, kappa)
-        with pytest.raises(ValueError, match=r"got inf at index \(1, 0\)"):
+        with pytest.raises(ValueError, match=r"inf.*index \(1, 0\)"):
             function(3, torch.tensor([[1.0], [torch.inf]]))
         with pytest.raises(ValueError, match=r"got nan$"):
             function(3, torch.tensor(torch.nan))
 
     @pytest.mark.usefixtures("as_in_production")
     def test_integers(self) -> None:
-        with pytest.raises(ValueError, match="kappa must be of a floating-point type, got torch.int64"):
+        with pytest.raises(ValueError, match="kappa.*floating-point.*torch.int64"):
             bessel_ratio(3, torch.tensor([2]))
-        with pytest.raises(ValueError, match="resultant must be of a floating-point type, got torch.int64"):
+        with pytest.raises(ValueError, match="resultant.*floating-point.*torch.int64"):
             kappa_from_resultant(torch.tensor([0, 1]), 3)
 
     def test_resultant(self) -> None:
-        with pytest.raises(ValueError, match=r"resultant must lie in \[-1, 1\], got 1.5 at index 1"):
+        with pytest.raises(ValueError, match=r"resultant.*\[-1, 1\].*1.5.*index 1"):
             kappa_from_resultant(torch.tensor([0.5, 1.5]), 3)
-        with pytest.raises(ValueError, match="got nan at index 0"):
+        with pytest.raises(ValueError, match="nan.*index 0"):
             kappa_from_resultant(torch.tensor([torch.nan]), 3)
 
     def test_lengths_that_disagree(self) -> None:
@@ -253,7 +253,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("max_kappa", [0.0, -1.0, float("inf"), float("nan")])
     def test_max_kappa(self, max_kappa: float) -> None:
-        with pytest.raises(ValueError, match="max_kappa must be positive and finite"):
+        with pytest.raises(ValueError, match="max_kappa"):
             kappa_from_resultant(torch.tensor(0.5), 3, max_kappa=max_kappa)
 
 

@@ -73,7 +73,7 @@ class TestCredibleCap:
 
     @pytest.mark.parametrize("level", [0.0, 1.0, -0.5, float("nan")])
     def test_level(self, level: float) -> None:
-        with pytest.raises(ValueError, match=r"level must lie in \(0, 1\), got"):
+        with pytest.raises(ValueError, match=r"level.*\(0, 1\)"):
             on_one_axis(3, torch.ones(1)).credible_cap(level)
 
 
@@ -263,7 +263,7 @@ class TestFuse:
         assert kappas.grad.isfinite().all()
 
     def test_none(self) -> None:
-        with pytest.raises(ValueError, match="fuse needs at least one distribution"):
+        with pytest.raises(ValueError, match="fuse.*distribution"):
             fuse(torch.ones(2, 0, 3), torch.ones(2, 0))
 
 
@@ -271,40 +271,36 @@ class TestErrors:
     def test_parameters(self) -> None:
         kappa = torch.ones(9)
         kappa[7] = -3
-        with pytest.raises(ValueError, match="concentration must be finite and at least 0, got -3.0 at index 7"):
+        with pytest.raises(ValueError, match="concentration.*0.*-3.0.*index 7"):
             VonMisesFisher(directions(9, 3, dtype=torch.float32), kappa)
-        with pytest.raises(ValueError, match="dimension must be at least 2, got 1"):
+        with pytest.raises(ValueError, match="dimension.*2.*1"):
             VonMisesFisher(torch.ones(3, 1), torch.ones(3))
 
     def test_loc(self) -> None:
         loc = directions(4, 3)
         loc[2] *= 0.5
-        with pytest.raises(
-            ValueError, match=r"loc must be of unit length \(normalise it first\), got 0.5.* at index 2"
-        ):
+        with pytest.raises(ValueError, match="loc.*unit length.*0.5.*index 2"):
             VonMisesFisher(loc, torch.ones(4))
 
     @pytest.mark.usefixtures("as_in_production")
     def test_batch_shapes(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"loc must have shape \(\*concentration.shape, D\), got \(4, 3\) and \(5,\)"
-        ):
+        with pytest.raises(ValueError, match=r"loc.*\(\*concentration.shape, D\).*\(4, 3\) and \(5,\)"):
             VonMisesFisher(directions(4, 3), torch.ones(5))
 
     @pytest.mark.usefixtures("as_in_production")
     def test_integers(self) -> None:
-        with pytest.raises(ValueError, match="concentration must be of a floating-point type, got torch.int64"):
+        with pytest.raises(ValueError, match="concentration.*floating-point.*torch.int64"):
             VonMisesFisher(directions(1, 3)[0], torch.tensor(2))
-        with pytest.raises(ValueError, match="loc must be of a floating-point type, got torch.int64"):
+        with pytest.raises(ValueError, match="loc.*floating-point.*torch.int64"):
             VonMisesFisher(torch.tensor([0, 0, 1]), torch.tensor(2.0), validate_args=False)
 
     def test_value(self) -> None:
         vmf = on_one_axis(3, torch.ones(2))
-        with pytest.raises(ValueError, match=r"value must have a last dimension of 3, got shape \(5, 4\)"):
+        with pytest.raises(ValueError, match=r"value.*3.*\(5, 4\)"):
             vmf.log_prob(directions(5, 4))
-        with pytest.raises(ValueError, match="value must be of unit length"):
+        with pytest.raises(ValueError, match="value.*unit length"):
             vmf.log_prob(torch.ones(3))
-        with pytest.raises(ValueError, match="value must be of unit length"):
+        with pytest.raises(ValueError, match="value.*unit length"):
             vmf.log_prob(torch.full((3,), torch.nan))
 
 

@@ -65,16 +65,16 @@ class TestFit:
 
     def test_bad_weights(self) -> None:
         samples = directions(2, 3, 4)
-        with pytest.raises(ValueError, match=r"weights must be finite and at least 0, got -1.0 at index \(1, 2\)"):
+        with pytest.raises(ValueError, match=r"weights.*0.*-1.0.*index \(1, 2\)"):
             VonMisesFisher.fit(samples, weights=torch.tensor([[1.0, 1, 1], [1, 1, -1]]))
-        with pytest.raises(ValueError, match="weights must have a positive sum over the samples, got 0.0 at index 0"):
+        with pytest.raises(ValueError, match="weights.*sum.*0.0.*index 0"):
             VonMisesFisher.fit(samples, weights=torch.tensor([[0.0, 1, 1], [0, 1, 1]]))
 
     def test_arguments_of_another_shape_or_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-        with pytest.raises(ValueError, match=r"weights must have shape \(2, 3\), got \(2,\)"):
+        with pytest.raises(ValueError, match=r"weights.*\(2, 3\).*\(2,\)"):
             VonMisesFisher.fit(directions(2, 3, 4), weights=torch.ones(2))
-        with pytest.raises(ValueError, match=r"samples must be of a floating-point type, got torch.int64"):
+        with pytest.raises(ValueError, match="samples.*floating-point.*torch.int64"):
             VonMisesFisher.fit(torch.eye(3).long())
 
 
@@ -121,19 +121,17 @@ class TestMeanResultantLength:
         assert samples.grad.isfinite().all()
 
     def test_errors(self) -> None:
-        with pytest.raises(ValueError, match="unbiased length needs at least 2 samples, got 1; pass unbiased=False"):
+        with pytest.raises(ValueError, match="2 samples.*1.*unbiased=False"):
             mean_resultant_length(directions(1, 3), unbiased=True)
-        with pytest.raises(
-            ValueError, match=r"samples must have shape \(S, ..., D\) with S >= 1 and D >= 2, got \(0, 3\)"
-        ):
+        with pytest.raises(ValueError, match=r"samples.*\(S, ..., D\).*S >= 1.*D >= 2.*\(0, 3\)"):
             mean_resultant_length(directions(0, 3), unbiased=False)
-        with pytest.raises(ValueError, match=r"with S >= 1 and D >= 2, got \(2, 1\)"):
+        with pytest.raises(ValueError, match=r"S >= 1.*D >= 2.*\(2, 1\)"):
             mean_resultant_length(torch.ones(2, 1), unbiased=False)
-        with pytest.raises(ValueError, match=r"mean squared length of 1, got 4.* at index 0"):
+        with pytest.raises(ValueError, match="mean.*1.*4.*index 0"):
             mean_resultant_length(2 * directions(5, 2, 3), unbiased=False)
         samples = directions(5, 4, 3)
         samples[2, 3, 1] = torch.nan
-        with pytest.raises(ValueError, match="got nan at index 3"):
+        with pytest.raises(ValueError, match="nan.*index 3"):
             mean_resultant_length(samples, unbiased=False)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -143,9 +141,7 @@ class TestMeanResultantLength:
         samples = directions(4, 3, 5, dtype=dtype)
         samples[:2, 1] *= abs(scale)
         samples[2:, 1] = scale * samples[:2, 1]
-        with pytest.raises(
-            ValueError, match="samples of an item must have a mean of positive length, got .* at index 1"
-        ):
+        with pytest.raises(ValueError, match="samples.*index 1"):
             mean_resultant_length(samples, unbiased=False)
 
 

@@ -348,13 +348,10 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
         return [""] * len(table.lines)
     if labelled:
         table.check(column, bool, "not be empty", advice=_FILL)
-    keys = table.columns[column]
     if columns.label and labelled:
         rule = "not mean that there is no label: all such texts would match each other (leave them out or rename it)"
         table.check(column, lambda label: not is_no_label(label), rule)
-    elif columns.label:
-        keys = ["" if is_no_label(label) else label for label in keys]
-    return [normalize("NFC", key) for key in keys]
+    return [normalize("NFC", key) for key in (table.labels(column) if columns.label else table.columns[column])]
 
 
 def _distinct(rows: Sequence[_Row], source: object) -> list[_Row]:

@@ -277,7 +277,7 @@ def _sources(items: FolderImages | Texts) -> list[SourceImage]:
     for row, label in enumerate(labels):
         preview = items.preview(row)
         facts, text = dict(preview.metadata), str(preview.text)
-        item_id = str(facts.pop("id")) if "id" in facts else None
+        item_id = None if (value := facts.pop("id", None)) is None else str(value).strip() or None
         sources.append(SourceImage(preview.path, label, content_id(text.encode()), item_id, {**facts, "text": text}))
     return sources
 

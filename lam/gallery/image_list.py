@@ -1,12 +1,11 @@
 """Lists of images as tables: `path`, optionally `id` and `label`, in any case; other columns become metadata."""
 
 from pathlib import Path
-from typing import Any
 
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import file_id
 from lam.utils.checks import first_of
-from lam.utils.tables import Table, file_of, is_no_label
+from lam.utils.tables import Table, file_of
 
 
 def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceImage]:
@@ -34,20 +33,18 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
         f"{file} ({table.unit} {line})" for file, line in zip(files, table.lines, strict=True) if not file.is_file()
     ]:
         raise ValueError(f"{path}: {len(missing)} of {len(files)} images do not exist: {first_of(missing)}")
+    ids, labels = table.columns.get("id", [""] * len(files)), table.labels("label") if "label" in table else None
     metadata = table.metadata(("path", "id", "label"))
-    return [_image(table, row, file, metadata[row]) for row, file in enumerate(files)]
+    return [
+        SourceImage(str(file), labels[row] if labels else "", file_id(file), ids[row] or None, metadata[row])
+        for row, file in enumerate(files)
+    ]
 
 
 def _file(table: Table, name: str, line: int) -> Path:
     if not name or "\0" in name:
         raise ValueError(f"{table.path}, {table.unit} {line}: the path must be the name of a file, got {name!r}")
     return file_of(table.path.parent, str(Path(name).expanduser())).absolute()
-
-
-def _image(table: Table, row: int, file: Path, metadata: dict[str, Any]) -> SourceImage:
-    item_id, label = (table.columns[name][row] if name in table else "" for name in ("id", "label"))
-    label = "" if is_no_label(label) else label
-    return SourceImage(str(file), label, file_id(file), item_id or None, metadata)
 
 
 def _refuse_repeated_ids(table: Table) -> None:

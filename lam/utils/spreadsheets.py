@@ -15,7 +15,7 @@ _ROWS = 64  # rows unpacked at once: few, because a small file may hold a long t
 
 
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
-    """Number and values of each non-empty row of the first sheet, padded to the width of the first such row.
+    """Number and values of each non-empty row of the first sheet, padded to the width of the first such row; no blanks.
 
     A `ValueError` for another or damaged file, over 1 GiB unpacked, or a row beyond 2²⁰; or without openpyxl.
     """
@@ -32,8 +32,9 @@ def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
                 check_size(path, n_cells * _CELL)
                 if number > _LAST_ROW:
                     raise ValueError(f"{path} has a row beyond {_LAST_ROW}, the last of a sheet: save it as CSV")
-                if filled := [i for i, value in enumerate(row) if value is not None]:
-                    rows.append((number, list(row[: filled[-1] + 1])))
+                cells = [(value.strip() or None) if isinstance(value, str) else value for value in row]
+                if filled := [i for i, value in enumerate(cells) if value is not None]:
+                    rows.append((number, cells[: filled[-1] + 1]))
         finally:
             book.close()
     except (zipfile.BadZipFile, zlib.error, KeyError, IndexError, SyntaxError, EOFError) as error:

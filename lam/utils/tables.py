@@ -12,7 +12,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mode
 from typing import Any, TextIO
@@ -29,11 +29,10 @@ from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
 _LONGEST_FIELD = 2**31 - 1  # a text may have any length; this is the greatest C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?")  # not "007" or "1e5", which may be codes
+_DECIMAL_COMMA = re.compile(r"-?[0-9.]+,[0-9]+")
+_CUT_ZERO = re.compile(r"-?[0-9]+\.[0-9]+0")  # 1.10 may be a version, 1.0 is how programs write the number 1
 _HEAD = 20  # lines that show the separator
-_FIXES = {
-    "line": "give each column a value, and put values that hold the separator into quotes",
-    "row": "name each column in the first row",
-}
+_FIX = "name each column in the first row, and put CSV values that hold the separator into quotes"
 
 _NESTED = "write a row for each element of a list, and a column for each value of an object"
 
@@ -65,14 +64,14 @@ class Table:
         columns: the text of every row by column name, without surrounding blanks.
         lines: number of the line, from 1, at which each row ends.
         unit: unit of `lines`: line, object (of a JSON file) or row (of a sheet).
-        values: the values of every row by column name, if the file has types: numbers, booleans, lists and objects.
+        values: values of each row by column name, if the file has types: numbers, booleans, null, lists, objects.
     """
 
     path: Path
     columns: dict[str, list[str]]
     lines: list[int]
     unit: str = "line"
-    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    values: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def read(cls, path: Path, *, needed: Sequence[str] = (), optional: Sequence[str] = ()) -> "Table":
@@ -102,16 +101,15 @@ class Table:
         elif form == ".xlsx":
             sheet = xlsx_rows(path)
             table = cls._of_rows(path, [(number, list(map(_cell, row))) for number, row in sheet], "row")
-            typed = [[_json(value) for value in row] for _, row in sheet[1 : len(table.lines) + 1]]
-            names = map(_cell, sheet[0][1]) if typed else ()
-            table = replace(table, values=dict(zip(names, zip(*typed, strict=True), strict=False)))
+            named = [zip(map(_cell, sheet[0][1]), row, strict=False) for _, row in sheet[1 : len(table.lines) + 1]]
+            table = replace(table, values=[{name: _json(cell) for name, cell in row if _cell(cell)} for row in named])
         else:
             table = cls._of_rows(path, _csv_rows(path, "\t" if form == ".tsv" else None))
         usual = {name.lower(): name for name in table.columns}
         new = {usual[name]: name for name in (*needed, *optional) if name in usual and name not in table}
         if absent := [name for name in needed if name not in usual]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(table.columns) or 'none'}")
-        columns, values = ({new.get(name, name): of[name] for name in of} for of in (table.columns, table.values))
+        columns, *values = ({new.get(name, name): of[name] for name in of} for of in (table.columns, *table.values))
         return replace(table, columns=columns, values=values)
 
     @classmethod
@@ -123,9 +121,10 @@ class Table:
         if any(names.count(name) > 1 for name in names if name):
             raise ValueError(f"{path}: columns must have different names, got {', '.join(names)}")
         for line, row in rows:
+            if row == names and len(names) > 1:
+                raise ValueError(f"{path} names the columns again in {unit} {line}: delete this {unit}")
             if len(row) != len(names):
-                counts = f"{len(names)} columns, but {len(row)} values in {unit} {line}"
-                raise ValueError(f"{path} has {counts}: {_FIXES[unit]}")
+                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in {unit} {line}: {_FIX}")
         columns = {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
         if rows and not any(row[i] for _, row in rows for i, name in enumerate(names) if not name):
             columns.pop("", None)
@@ -141,29 +140,45 @@ class Table:
             rows = rows_of_tasks(path, rows)
         names = dict.fromkeys(str(name) for row in rows.values() for name in row)
         columns = {name: [_cell(row.get(name)) for row in rows.values()] for name in names}
-        values = {name: [_json(row.get(name)) for row in rows.values()] for name in names}
+        values = [{str(name): _json(value) for name, value in row.items()} for row in rows.values()]
         return cls(path, columns, list(rows), unit, values)
 
     def metadata(self, without: Collection[str | None]) -> list[dict[str, Any]]:
-        """The values of each row by column name, except empty values and the columns `without`.
+        """The values of each row by column name, except the columns `without` and empty cells of CSV or Excel files.
 
         A CSV column of numbers, without exponents or leading zeros, becomes numbers; ids remain texts. A `Note` names
-        a column that remains text because of at most a tenth of its values: no range of a filter finds it.
+        a column of numbers that remains text, so that no range of a filter finds it: up to a tenth of its values are no
+        plain numbers, all others have a decimal comma, or a last 0 distinguishes values such as 1.1 and 1.10.
         """
         named = {name: column for name, column in self.columns.items() if name and name not in without}
-        values = {name: self.values[name] if self.values else self._typed(name) for name in named}
+        if self.values:
+            return [{name: row[name] for name in named if name in row} for row in self.values]
+        values = {name: self._typed(name) for name in named}
         return [{name: values[name][row] for name in named if named[name][row]} for row in range(len(self.lines))]
 
     def _typed(self, name: str) -> Sequence[Any]:
         column = self.columns[name]
         texts = [row for row, text in enumerate(column) if text and not _NUMBER.fullmatch(text)]
-        if name == "id" or len(texts) > (n_filled := sum(map(bool, column))) / 10:
+        have_commas = all(_DECIMAL_COMMA.fullmatch(column[row]) for row in texts)
+        if name == "id" or (len(texts) > (n_filled := sum(map(bool, column))) / 10 and not have_commas):
             return column
+        problem = f"{len(texts)} of its {n_filled} values are not plain numbers like 12.50"
         if not texts:
-            return [json.loads(text or "0") for text in column]
-        problem = f"{len(texts)} of its {n_filled} values are not plain numbers, such as {column[texts[0]]!r}"
-        warnings.warn(f"{self.path}: {name} remains text: {problem} in line {self.lines[texts[0]]}", Note, stacklevel=3)
+            texts = [row for row, text in enumerate(column) if _CUT_ZERO.fullmatch(text)]
+            if not texts or len({len(text.partition(".")[2]) for text in column if "." in text}) < 2:
+                return [json.loads(text or "0") for text in column]
+            problem = "numbers would lose a last 0, and its values have unequally many decimals"
+        example = f"such as {column[texts[0]]!r} in line {self.lines[texts[0]]}"
+        warnings.warn(f"{self.path}: {name} remains text: {problem}, {example}", Note, stacklevel=3)
         return column
+
+    def labels(self, name: str) -> list[str]:
+        """A column of labels, empty for labels such as NaN or -1, which mean none; a `Note` counts them."""
+        column = self.columns[name]
+        if rows := [row for row, label in enumerate(column) if is_no_label(label)]:
+            which = f"({len(rows)} such, {self.unit} {first_of([self.lines[row] for row in rows])})"
+            warnings.warn(f"{self.path}: {name} {column[rows[0]]!r} counts as no label {which}", Note, stacklevel=3)
+        return ["" if is_no_label(label) else label for label in column]
 
     def filled(self, names: Collection[str]) -> "Table":
         """The rows without an empty value in these columns; a `Note` counts the other rows."""
@@ -175,7 +190,7 @@ class Table:
         which = first_of([self.lines[row] for row in left_out])
         warnings.warn(f"{self.path}: {told} and are left out: {which}", Note, stacklevel=2)
         columns = {name: [column[row] for row in kept] for name, column in self.columns.items()}
-        values = {name: [column[row] for row in kept] for name, column in self.values.items()}
+        values = [self.values[row] for row in kept] if self.values else ()
         return replace(self, columns=columns, lines=[self.lines[row] for row in kept], values=values)
 
     def __contains__(self, name: str) -> bool:
@@ -199,8 +214,8 @@ class Table:
     def check_single(self, names: Iterable[str | None]) -> None:
         """Reject lists and objects in these columns; see `check`."""
         for name in filter(None, names):
-            values = zip(self.columns[name], self.values.get(name, ()), strict=False)
-            nested = {text for text, value in values if isinstance(value, list | dict)}
+            rows = zip(self.columns[name], self.values, strict=False)
+            nested = {text for text, row in rows if isinstance(row.get(name), list | dict)}
             self.check(name, lambda text, nested=nested: text not in nested, "be one value", advice=_NESTED)
 
     def check(self, name: str, is_right: Callable[[str], object], rule: str, *, advice: str = "") -> None:
@@ -346,10 +361,11 @@ def _cell(value: object) -> str:
 
 
 def _json(value: object) -> Any:
-    """The value as JSON: numbers, booleans, lists and objects as they are, others as text."""
+    """The value as JSON: texts, numbers, booleans, lists and objects as they are, null for NaN, others as text."""
     if isinstance(value, list | dict):
         return json.loads(_cell(value))
-    return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else _cell(value)
+    is_plain = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else _cell(value) or None
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -7,6 +7,7 @@ import pytest
 
 from lam.gallery.image_list import read_list
 from lam.gallery.item import file_id
+from lam.utils.notes import Note
 
 
 @pytest.fixture
@@ -91,5 +92,6 @@ def test_labels_are_the_same_however_their_accents_are_written(folder: Path) -> 
 
 @pytest.mark.parametrize("label", ["-1", "-1.0", "NaN", "null", "<NA>", "NaT", "n/a", "#N/A"])
 def test_what_programs_write_for_no_label_is_none(folder: Path, label: str) -> None:
-    (found,) = read_list(listed(folder, f"path,label\na.png,{label}\n"))
+    with pytest.warns(Note, match="label"):
+        (found,) = read_list(listed(folder, f"path,label\na.png,{label}\n"))
     assert found.label == ""

@@ -161,12 +161,59 @@ def test_metadata_keep_the_types_of_the_file(tmp_path: Path, form: str) -> None:
     else:
         path.write_text("\n".join(",".join(map(str, row)) for row in ([*rows[0]], [*[*rows[0].values()][:4], ""])))
     first = {"year": 1999, "ok": True, "size": 0.5}
-    expected = first | {"ok": "True"} if form == "csv" else first
+    nulls = {"year": None, "none": None} if form in ("jsonl", "parquet") else {}
+    expected = nulls | first | ({"ok": "True"} if form == "csv" else {})
     found = Table.read(path).metadata(("text",))[0]
     assert found == expected
     assert {name: type(value) for name, value in found.items()} == {name: type(of) for name, of in expected.items()}
     if form != "csv":
-        assert Table.read(path).metadata(("text",))[1] == {"ok": False, "size": 2.5}
+        assert Table.read(path).metadata(("text",))[1] == {"ok": False, "size": 2.5} | nulls
+
+
+def test_texts_and_nulls_of_a_json_file_stay_as_they_are(tmp_path: Path) -> None:
+    facts = {"empty": "", "padded": " a ", "null": None, "version": "1.10"}
+    (tmp_path / "a.json").write_text(json.dumps([{"text": " one ", **facts, "nan": float("nan")}, {"text": "two"}]))
+    table = Table.read(tmp_path / "a.json")
+    assert table.columns["text"] == ["one", "two"]
+    assert table.metadata(("text",)) == [{**facts, "nan": None}, {}]
+
+
+def test_cells_of_blanks_in_a_workbook_are_empty(tmp_path: Path) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in (["text ", "note", "more"], [" one", "  ", " a "], ["  ", None]):
+        book.active.append(row)
+    book.save(tmp_path / "a.xlsx")
+    table = Table.read(tmp_path / "a.xlsx")
+    assert (table.columns["text"], table.metadata(("text",))) == (["one"], [{"more": "a"}])
+
+
+@pytest.mark.parametrize("values", [["1.9", "1.10", "1.11"], ["12,50", "3", "1.250,00"]], ids=["versions", "commas"])
+def test_a_column_stays_text_where_numbers_would_change_it(tmp_path: Path, values: list[str]) -> None:
+    (tmp_path / "a.csv").write_text("value;name\n" + "".join(f"{value};x\n" for value in values))
+    with pytest.warns(Note, match="value remains text"):
+        rows = Table.read(tmp_path / "a.csv").metadata(())
+    assert [row["value"] for row in rows] == values
+
+
+def test_floats_with_a_last_zero_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("price,float\n19.90,2.0\n5,3.25\n0.50,1\n")
+    rows = Table.read(tmp_path / "a.csv").metadata(())
+    assert [(row["price"], row["float"]) for row in rows] == [(19.9, 2.0), (5, 3.25), (0.5, 1)]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_labels_that_mean_none_are_counted(tmp_path: Path, name: str) -> None:
+    labels = ["NA", "null", "None", "N/A", "a", "NaN", ""]
+    rows = [json.dumps({"label": label}) if name == "a.jsonl" else f"x,{label}" for label in labels]
+    (tmp_path / name).write_text("\n".join((["text,label"] if name == "a.csv" else []) + rows))
+    with pytest.warns(Note, match="3 such"):
+        assert Table.read(tmp_path / name).labels("label") == ["NA", "", "None", "", "a", "", ""]
+
+
+def test_a_second_line_of_names_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,a\ntext,label\ntwo,b\n")
+    with pytest.raises(ValueError, match="again in line 3"):
+        Table.read(tmp_path / "a.csv")
 
 
 def test_a_column_that_few_values_keep_from_being_numbers_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command `lam`: its output; every mistake gives one line and status 1, before any work."""
 
+import errno
 import json
 import os
 import shlex
@@ -318,6 +319,15 @@ def test_a_reader_that_goes_ends_it_quietly(unbuffered: str, finished_run: Finis
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_full_disk_is_told_with_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lam.runs.comparison.compare", fail)
+    assert main(["compare", "runs", "-o", "comparison"]) == 1
+    assert "free some space" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -1,5 +1,6 @@
 """The command `lam`: parses the command line, calls the command, and prints each warning and error in one line."""
 
+import errno
 import io
 import os
 import sys
@@ -73,7 +74,9 @@ def _execute(arguments: list[str]) -> int:
         except BrokenPipeError:
             raise
         except (ValueError, OSError) as error:
-            complain(" ".join(line.strip() for line in str(error).splitlines()))
+            is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            advice = ": free some space and start it again" if is_full else ""
+            complain(" ".join(line.strip() for line in str(error).splitlines()) + advice)
             return 1
         except KeyboardInterrupt:
             complain("stopped; start it again to continue")

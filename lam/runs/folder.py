@@ -29,7 +29,11 @@ def is_finished(folder: Path) -> bool:
     """Whether a folder holds a finished run; a damaged file raises a `CorruptFileError`."""
     if not (folder / files.MANIFEST).is_file():
         return False
-    files.verify(folder, [CONFIG, METRICS, "report.html"])
+    try:
+        files.verify(folder, [CONFIG, METRICS, "report.html"])
+    except files.CorruptFileError as error:
+        advice = f"restore it, or delete {files.MANIFEST} to evaluate again and fill the gallery with the test split"
+        raise files.CorruptFileError(f"{error}: {advice}") from None
     return True
 
 

@@ -200,6 +200,8 @@ def test_a_finished_run_is_checked_when_started_again(run_copy: Path) -> None:
     (run_copy / "metrics.json").write_text("{}")
     with pytest.raises(CorruptFileError, match="metrics.json is truncated or altered"):
         run(load_config(run_copy), progress=False)
+    (run_copy / "MANIFEST.json").unlink()  # as the error advises
+    assert run(load_config(run_copy), progress=False).report.is_file()
     (run_copy / "config.yaml").write_text("data: {")
     with pytest.raises(CorruptFileError, match="config.yaml is not valid YAML"):
         run(tiny(run_copy), progress=False)

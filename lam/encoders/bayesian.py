@@ -48,6 +48,8 @@ class BayesianEncoder(Encoder):
             for the mean direction of the samples, as in Warburg et al. (2023).
         tuning: the trials of the last `tune`, if any; `marginal_likelihood` has none.
         recommendation: the result of the last `recommend`; None after `tune` or `forget`.
+        fitted: the settings and batches of the fit, which `tune` may repeat; None for a copy, a sum or a loaded
+            encoder, and after `forget`.
     """
 
     kind = "laplace"
@@ -68,6 +70,10 @@ class BayesianEncoder(Encoder):
         self.mean: Mean = mean
         self.tuning: Tuning | None = None
         self.recommendation: Recommendation | None = None
+        self.fitted: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "fitted": None}  # a copy does not hold the training data
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, {self.posterior})"
@@ -122,22 +128,21 @@ class BayesianEncoder(Encoder):
         held_out: HeldOut | Iterable[Batch],
         by: Literal["calibration", "marginal_likelihood"] = "calibration",
         *,
-        alternatives: Iterable[Posterior] = (),
         progress: bool = False,
         **options: Any,
     ) -> None:
-        """Choose the likelihood scale s or the prior precision α; the curvature stays the same.
+        """Choose the likelihood scale s or the prior precision α.
 
         `calibration` chooses the s with the best score on held-out in-distribution data; see
-        `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` chooses the α with the greatest Laplace evidence,
-        without held-out data. It keeps s, because the evidence for two values of s cannot be compared without the
-        normalisers of the loss's densities.
+        `lam.tuning.scale.calibrate_scale`. If negative curvature causes most of the predictive variance, it reads the
+        batches of the fit again, fits non-negative curvatures of the same loss, and keeps the best posterior.
+
+        `marginal_likelihood` chooses the α with the greatest Laplace evidence, without held-out data. It keeps s,
+        because the evidence for two values of s cannot be compared without the normalisers of the loss's densities.
 
         Args:
             held_out: items with labels, outside the test data.
             by: the criterion.
-            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. If negative
-                curvature causes most of the predictive variance, they are tuned too, and the best posterior is kept.
             progress: show progress bars of `calibration` on standard error.
             options: `calibration` takes `n_samples` (by default the encoder's own), `least`, `greatest` and
                 `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of a
@@ -169,10 +174,11 @@ class BayesianEncoder(Encoder):
         relevance = held_out.relevance(self.relation, targets)
         options = {"n_samples": self.n_samples, "progress": progress, **options}
         tuned = calibrate_scale(self.posterior, posterior_inputs, relevance, **options)
-        tried = list(alternatives) if tuned.tuning.clipped_share > CLIPPED_LIMIT else []
+        fitted = self.fitted if tuned.tuning.clipped_share > CLIPPED_LIMIT else None
+        tried = [] if fitted is None else fitted.without_clipping()
         others = [calibrate_scale(other, posterior_inputs, relevance, **options) for other in tried]
-        self.posterior, self.tuning, _ = best_posterior(tuned, others)
-        if problem := complaint(self.posterior, self.tuning, others=bool(others)):
+        self.posterior, self.tuning = best_posterior(tuned, others)
+        if problem := complaint(self.posterior, self.tuning):
             warnings.warn(problem, stacklevel=2)
         elif remark := self.tuning.remark:
             warnings.warn(remark, Note, stacklevel=2)
@@ -244,7 +250,7 @@ class BayesianEncoder(Encoder):
                 "forget fewer batches, or fit again without them"
             )
         self.posterior = replace(old, curvature=left, n_items=old.n_items - n_items)
-        self.recommendation = None
+        self.recommendation = self.fitted = None
 
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
         """An encoder of the same network, as if fitted on the batches of both encoders.

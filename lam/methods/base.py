@@ -1,7 +1,7 @@
 """`Method`: how a network becomes an encoder; and functions that methods share."""
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,7 +28,6 @@ _REFERENCE_BATCH = 250
 Learned = Mapping[str, Sequence[float]]
 """Learned parameters of a loss, by name, as in a `History`."""
 
-Refit = Callable[["Method"], Encoder]
 """Fits a method to a network that is already trained, and returns the encoder."""
 
 
@@ -113,7 +112,6 @@ class Method(ABC):
         encoder: Encoder,
         held_out: HeldOut | Iterable[Batch],
         *,
-        refit: Refit | None = None,
         progress: bool = False,
     ) -> None:
         """Choose settings of an encoder on held-out data.
@@ -121,7 +119,6 @@ class Method(ABC):
         Args:
             encoder: the encoder that `train` returned.
             held_out: items with labels or positions.
-            refit: function that fits another method to this network and data; None if there are no data.
             progress: show progress bars on standard error.
         """
 

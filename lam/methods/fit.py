@@ -7,11 +7,13 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
+from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -30,7 +32,8 @@ from lam.models.layers import elements_of_pass, find_layers, own_weights
 from lam.models.modes import evaluating
 from lam.models.weights import unwrapped
 from lam.pairs.pairs import as_targets, check_labels, targets_of
-from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
+from lam.pairs.relation import Relation
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, Posterior
 from lam.posteriors.layers import LayersAccumulator
 from lam.posteriors.settings import check_seed
 from lam.training.batches import labels_of_items
@@ -42,6 +45,8 @@ _LOG = logging.getLogger(__name__)
 _IMAGENET_CLASSES = (1000, 21841, 21843)  # numbers of classes in ImageNet's usual subsets
 _MANY_CLASSES = 100
 """With fewer classes, the numbers of embedding dimensions and of classes may be equal by chance."""
+
+_MENDED = ("diag", "kron")  # structures whose posterior `tune` may replace
 
 
 @torch.inference_mode(False)
@@ -97,10 +102,10 @@ def fit(
     network = unwrapped(network, compiled=False)  # a wrapper may cast outputs, so that they match no layer's output
     options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
-    head, relation = options.head, options.relation
+    head = options.head
     dataset = getattr(loader, "dataset", None)
     labels = _labels_of(dataset)
-    if labels is not None and relation.positive_within is None:
+    if labels is not None and options.relation.positive_within is None:
         check_labels(labels)
     distributed.join()
     progress = progress and distributed.is_rank_zero()
@@ -128,30 +133,21 @@ def fit(
         with evaluating(layer):  # reading a spectral norm's weight in training mode changes it
             weight, bias = detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
-    options, settings = options.with_structure(*weight.shape), options.posterior_options(seed)
-    common: Any = {
-        "relation": relation,
-        "preprocessing": preprocessing or getattr(dataset, "preprocessing", None),
-        "ood_score": "knn" if _is_identity(weight, bias) else "kappa",
-        "trained_on": item_hashes(probe, targets)[:REMEMBERED],
-    }
-    if options.layers != "last":
-        where: Any = {"network": network, "head": path, "layers": find_layers(network, path, probe, options.layers)}
-        empty, cost = empty_layers_curvature(options, probe, n_items=count_items(probe), **where)
-        _LOG.info("curvature of %s", cost)
-        if progress:
-            tqdm.write(f"curvature of {cost}", file=sys.stderr)
-        summing = LayersAccumulator(empty=empty, relation=relation, seed=seed, **where)
-        where["predictive"] = options.predictive or "linearised"
-        curvature = summing.fit(map(split_batch, batches))
-        posterior = LAYERS_POSTERIORS[str(options.structure)](weight, bias, *curvature, **settings, **where)
-        return LayersEncoder(network, path, posterior, **common)
-    empty = options.empty(weight, has_bias=bias is not None)
-    summing = LastLayerAccumulator(
-        empty=empty, relation=relation, seed=seed, weight=weight, bias=bias, progress=progress
+    options = options.with_structure(*weight.shape)
+    summing = _Fit(options, options.relation, network, path, weight, bias, loader, seed, progress)
+    is_last = options.layers == "last"
+    posterior = summing.over_features(features) if is_last else summing.over_layers(probe, batches)
+    encoder = (BayesianEncoder if is_last else LayersEncoder)(
+        network,
+        path,
+        posterior,
+        relation=options.relation,
+        preprocessing=preprocessing or getattr(dataset, "preprocessing", None),
+        ood_score="knn" if _is_identity(weight, bias) else "kappa",
+        trained_on=item_hashes(probe, targets)[:REMEMBERED],
     )
-    posterior = POSTERIORS[str(options.structure)](weight, bias, *summing.fit(features), **settings)
-    return BayesianEncoder(network, path, posterior, **common)
+    encoder.fitted = summing
+    return encoder
 
 
 def fit_features(
@@ -203,14 +199,84 @@ def fit_features(
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)
     options = options.with_structure(*weight.shape)
-    empty = options.empty(weight, has_bias=bias is not None)
-    summing = LastLayerAccumulator(
-        empty=empty, relation=relation, seed=seed, weight=weight, bias=bias, progress=progress
-    )
-    curvature, settings = summing.over_pairs(features, labels), options.posterior_options(seed)
-    posterior = POSTERIORS[str(options.structure)](weight, bias, curvature, len(features), **settings)
+    summing = _Fit(options, relation, None, "", weight, bias, [(features, labels)], seed, progress)
     trained_on = item_hashes(features[spread(len(features))])
-    return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
+    encoder = BayesianEncoder(None, "", summing.posterior(), relation=relation, trained_on=trained_on)
+    encoder.fitted = summing
+    return encoder
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The settings and the batches of a fit, to repeat it with other curvatures.
+
+    The batches hold inputs of `network`; without a network, one batch holds all features, inputs of a layer with
+    `weight` and `bias`.
+    """
+
+    options: Laplace
+    relation: Relation
+    network: nn.Module | None
+    head: str
+    weight: Float[Tensor, "D P"]
+    bias: Float[Tensor, " D"] | None
+    loader: Iterable[Batch]
+    seed: int
+    progress: bool
+
+    def to(self, device: torch.device | str) -> "_Fit":
+        bias = None if self.bias is None else self.bias.to(device)
+        return replace(self, weight=self.weight.to(device), bias=bias)
+
+    def without_clipping(self) -> list[Posterior]:
+        """Posteriors with non-negative curvatures of the same loss, for the structures `diag` and `kron`."""
+        posteriors = list[Posterior]()
+        for curvature in self.options.loss_curvature.non_negative() if self.options.structure in _MENDED else ():
+            with suppress(ValueError), distributed.alone():  # an unusable or zero curvature, or used up batches
+                posteriors.append(replace(self, options=replace(self.options, curvature=curvature)).posterior())
+        return posteriors
+
+    def posterior(self) -> Posterior:
+        if self.network is None:
+            return self.over_features(self.loader)
+        first, batches = distributed.shard(self.loader)
+        if first is None:
+            raise ValueError("the loader gave no batch")
+        if self.options.layers != "last":
+            return self.over_layers(split_batch(first)[0], batches)
+        return self.over_features(_features(self.network, self.head, self.weight.dtype, batches))
+
+    def over_features(self, batches: Iterable[tuple[Tensor, Any]]) -> Posterior:
+        """The posterior over the last layer, from batches of features and targets."""
+        summing = LastLayerAccumulator(
+            empty=self.options.empty(self.weight, has_bias=self.bias is not None),
+            relation=self.relation,
+            seed=self.seed,
+            weight=self.weight,
+            bias=self.bias,
+            progress=self.progress,
+        )
+        if self.network is None:
+            ((features, labels),) = batches
+            curvature = summing.over_pairs(features, labels), len(features)
+        else:
+            curvature = summing.fit(batches)
+        settings = self.options.posterior_options(self.seed)
+        return POSTERIORS[str(self.options.structure)](self.weight, self.bias, *curvature, **settings)
+
+    def over_layers(self, probe: Any, batches: Iterable[Batch]) -> Posterior:
+        """The posterior over several layers, from batches; `probe` holds the inputs of the first batch."""
+        network, options = cast(nn.Module, self.network), self.options
+        where: Any = {"network": network, "head": self.head}
+        where["layers"] = find_layers(network, self.head, probe, options.layers)
+        empty, cost = empty_layers_curvature(options, probe, n_items=count_items(probe), **where)
+        _LOG.info("curvature of %s", cost)
+        if self.progress:
+            tqdm.write(f"curvature of {cost}", file=sys.stderr)
+        summing = LayersAccumulator(empty=empty, relation=self.relation, seed=self.seed, **where)
+        curvature, settings = summing.fit(map(split_batch, batches)), options.posterior_options(self.seed)
+        where["predictive"] = options.predictive or "linearised"
+        return LAYERS_POSTERIORS[str(options.structure)](self.weight, self.bias, *curvature, **settings, **where)
 
 
 def empty_layers_curvature(

@@ -3,8 +3,7 @@
 Source: Warburg et al. (2023), section 3.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -20,7 +19,7 @@ from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.losses.contrastive import Fix, Split
 from lam.losses import Loss
 from lam.losses.base import as_settings, margin_of, settings_of
-from lam.methods.base import Learned, Method, Refit, Trained, inputs_of, probe_of
+from lam.methods.base import Learned, Method, Trained, inputs_of, probe_of
 from lam.methods.fit import empty_layers_curvature, fit
 from lam.methods.laplace import Laplace
 from lam.models.head import default_head, find_head, probe_output
@@ -28,7 +27,6 @@ from lam.models.layers import find_layers
 from lam.models.weights import unwrapped
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
-from lam.posteriors import Posterior
 from lam.training import History, Training
 from lam.tuning.alterations import is_images
 from lam.utils.checks import check_at_least, check_choice, check_positive
@@ -135,32 +133,20 @@ class LaplaceMethod(Method):
     def tunes(self) -> bool:
         return self.tune != "none"
 
-    def without_clipping(self: Options) -> Iterable[Options]:
-        """Variants of the options with non-negative curvatures of the same loss; empty by default."""
-        return ()
-
-    def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
-        for method in self.without_clipping():
-            with suppress(ValueError):  # the curvature may be zero everywhere
-                yield cast(BayesianEncoder, refit(method)).posterior
-
     def tune_on(
         self,
         encoder: Encoder,
         held_out: HeldOut | Iterable[Batch],
         *,
-        refit: Refit | None = None,
         progress: bool = False,
     ) -> None:
         """Choose s or α of the posterior by the options, and recommend an OOD score for images.
 
-        If weights with clipped (negative) curvature cause most of the predictive variance, the curvatures of
-        `without_clipping` are tried too; the best is kept. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
+        See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
         if self.tune == "calibration":
-            alternatives = () if refit is None else self._posteriors_without_clipping(refit)
-            bayesian.tune(held_out, by="calibration", alternatives=alternatives, progress=progress)
+            bayesian.tune(held_out, by="calibration", progress=progress)
         elif self.tune == "marginal_likelihood":
             bayesian.tune([], by="marginal_likelihood", step=self.tune_step)
         if is_images(split_batch(next(iter(as_batches(held_out.batches)), None))[0]):
@@ -234,21 +220,6 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         """The options; `curvature=own` becomes the training's curvature and views. See `LaplaceMethod.resolved`."""
         views = (training.trained_by or {}).get("views") if self.curvature == OWN else None
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
-
-    def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """Variants of the options with non-negative contrastive curvatures; only for the structures `diag`, `kron`."""
-        if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure in (None, "diag", "kron"):
-            if self.layers == "last" and self.structure == "diag":
-                yield self._with(split="euclidean", fix="positive")
-            yield self._with(split="euclidean", fix="fixed", negative_weight=0.0)
-            yield self._with(fix="projected")
-
-    def _with(self, **settings: Any) -> "LaplacePosthoc":
-        """The options with other settings of the contrastive curvature, which may be an object or a mapping."""
-        if isinstance(self.curvature, str):
-            return replace(self, **settings)
-        curvature: Any = self.loss_curvature
-        return replace(self, curvature=replace(curvature, **settings))
 
     def relation_of(self, training: Training) -> Relation:
         """The training's relation, with the scope and the mining of the options."""

@@ -20,7 +20,7 @@ train and fit together; only rank zero writes, evaluates and reports.
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from lam.encoders.batches import HeldOut
 from lam.encoders.load import load
 from lam.evaluation import Evaluation, evaluate
 from lam.gallery.local_index import require_faiss
-from lam.methods.base import Method, Refit, Trained
+from lam.methods.base import Trained
 from lam.retrieval.metrics.registry import Key
 from lam.runs import data as run_data
 from lam.runs import folder as run_folder
@@ -96,16 +96,12 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         is_trained = distributed.broadcast_from_rank_zero((folder / run_folder.ENCODER / MANIFEST).is_file)
         trained = None if is_trained else method.train(network, items, training)
 
-        def refit(method: Method) -> Encoder:
-            with distributed.alone():  # the other processes wait for the tuning
-                return method.train(network, items, replace(training, pretrained=True)).encoder
-
         def finish() -> RunResult:
             device = device_of(config.accelerator)
             if trained is None:
                 encoder = load(folder / run_folder.ENCODER).to(device)
             else:
-                encoder = _tune(plan, trained, start, data.splits, refit, stages)
+                encoder = _tune(plan, trained, start, data.splits, stages)
             return _report(config, encoder, data, stages)
 
         return distributed.broadcast_from_rank_zero(finish)
@@ -128,7 +124,7 @@ def _finished(config: RunConfig) -> RunResult | None:
     return RunResult(folder, read_json(folder / run_folder.METRICS))
 
 
-def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Refit, stages: Stages) -> Encoder:
+def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, stages: Stages) -> Encoder:
     """The encoder, tuned on the validation split and saved."""
     config, (encoder, histories) = plan.config, trained
     write_json(config.folder / TRAINED_BY, plan.trained_by(start, histories))
@@ -140,7 +136,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
     held_out = _held_out(config, splits.validation)
     if config.method.tunes:
         with stages("tune"):
-            config.method.tune_on(encoder, held_out, refit=refit, progress=stages.progress)
+            config.method.tune_on(encoder, held_out, progress=stages.progress)
     if config.ambiguity.learn or start.kappa_head is not None:
         with stages("ambiguity"):
             reference, count = None, config.ambiguity.reference

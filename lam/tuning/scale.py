@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
@@ -146,11 +145,10 @@ class Tuning:
 
 
 class Tuned(NamedTuple):
-    """A posterior at the chosen scale, its tuning, and the log scores of Q held-out queries at that scale."""
+    """A posterior at the chosen scale, and its tuning."""
 
     posterior: Posterior
     tuning: Tuning
-    scores: Float[Tensor, " Q"]
 
 
 def calibrate_scale(
@@ -213,20 +211,17 @@ def calibrate_scale(
     chosen = replace(posterior, likelihood_scale=scale)
     clipped = _clipped_share(chosen, batches)
     tuning = Tuning(scale, trials, tuner.direction_cosine(exponent), clipped, n_queries=len(relevance.queries))
-    return Tuned(chosen, tuning, tuner.evaluated[exponent][0])
+    return Tuned(chosen, tuning)
 
 
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
-    """The best of `others` by log score, or `old` if none of these is good enough; all are tuned on the same data.
+    """The best of `others` by log score; `old` if all others have most of their variance from clipped weights.
 
-    Others with most of their variance from clipped weights are excluded. `old` stays if all others are excluded, or if
-    the best other scores worse than `old` by more than the standard error. But without positive curvature, `old` equals
-    the prior, so the best other always replaces it. `Tuning.replaced` records the old curvature.
+    `old` is not a candidate: most of its variance is the prior's, whatever its score. `Tuning.replaced` records it.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
-    new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
-    behind, error = _behind(new.scores, old.scores)
-    if new is old or (behind > error and old.posterior.curvature.level > 0):
+    new = min(sound, key=lambda other: other.tuning.chosen.score, default=None)
+    if new is None:
         return old
     curvature = to_settings(old.posterior.curvature.curvature)
     replaced = ReplacedCurvature(curvature, old.tuning.clipped_share, old.tuning.chosen.score)
@@ -333,12 +328,10 @@ def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
     return float(behind.mean()), float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
 
 
-def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
-    """A warning with the main reason why κ says little, or None. With `others`, other curvatures were tried, too."""
+def complaint(posterior: Posterior, tuning: Tuning) -> str | None:
+    """A warning with the main reason why κ says little, or None."""
     if tuning.clipped_share > CLIPPED_LIMIT:
         clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
-        if others:
-            return f"κ says little: {clipped}, and without them the posterior is worse; more images or texts would help"
         return (
             f"κ says little: {clipped}, which no likelihood scale changes; fit {_without_negative(posterior)}with a "
             "larger prior_precision"

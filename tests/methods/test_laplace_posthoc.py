@@ -139,50 +139,40 @@ def test_a_batch_of_views_takes_the_memory_of_two_for_each_image(views: Any, siz
         ),
         ({"structure": "full"}, []),
         ({"structure": "diag", "layers": "all"}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
-        ({"curvature": "supcon"}, []),
+        ({"curvature": {"name": "supcon", "temperature": 0.1}}, []),
         *(
             ({"curvature": curvature}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)])
-            for curvature in ({"name": "contrastive", "margin": 0.5}, ContrastiveCurvature(0.5))
+            for curvature in ({"name": "contrastive", "margin": 0.5}, "own", ContrastiveCurvature(0.5))
         ),
+        ({"views": Views(flip=0.5)}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
     ],
+    ids=["kron", "diag", "full", "layers", "supcon", "mapping", "own", "object", "views"],
 )
-def test_the_same_loss_has_curvatures_that_clip_nothing(options: dict[str, Any], expected: list[Any]) -> None:
-    others = list(LaplacePosthoc(**options).without_clipping())
-    found: Any = [other.loss_curvature for other in others]
+def test_the_fit_can_be_repeated_with_curvatures_that_clip_nothing(
+    options: dict[str, Any], expected: list[Any]
+) -> None:
+    data, loss = make_data(), losses.build(margin=0.5)
+    training = settings() | {"loss": loss, "trained_by": Deterministic().trained_by(loss, 3), "pretrained": True}
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
+    encoder, _ = train(network, data, options=LaplacePosthoc(batch_size=48, **options), **training)
+    others = encoder.fitted.without_clipping()
+    found = [other.curvature.curvature for other in others]
     assert [(each.split, each.fix, each.negative_weight) for each in found] == expected
-    assert all(other.structure == options.get("structure") for other in others)
+    for other in others:
+        assert other.curvature.curvature.margin == 0.5
+        assert other.structure is encoder.posterior.structure
+        assert other.n_items == encoder.posterior.n_items
+        assert other.curvature.counts[0] == encoder.posterior.curvature.counts[0]
+        assert other.curvature.clipped == 0
+        assert torch.equal(other.weight, encoder.posterior.weight)
 
 
-def test_the_own_curvature_of_a_contrastive_network_has_them_too() -> None:
-    loss = losses.build(margin=0.5)
-    training = Training(**settings() | {"loss": loss, "trained_by": Deterministic().trained_by(loss, 3)})
-    others = LaplacePosthoc(curvature="own", structure="diag").without_clipping()
-    assert [other.resolved(training).loss_curvature for other in others] == [
-        ContrastiveCurvature(0.5, split="euclidean", fix="positive"),
-        ContrastiveCurvature(0.5, split="euclidean", negative_weight=0.0),
-        ContrastiveCurvature(0.5, fix="projected"),
-    ]
-
-
-def test_a_posterior_of_clipped_weights_is_fitted_again_where_it_can_be() -> None:
-    data, options = make_data(), LaplacePosthoc(batch_size=12, structure="diag")
-    encoder, _ = train(models.build("convnet8", dimension=3), data, options=options, pretrained=True, **settings())
-    own = encoder.posterior.curvature
-    sums = own.sums * torch.tensor([0, 1])[:, None, None]  # from negative pairs only
-    encoder.posterior = replace(encoder.posterior, curvature=replace(own, sums=sums))
-    clipped, tried = encoder.posterior, list[LaplacePosthoc]()
-
-    def refit(method: LaplacePosthoc) -> Any:
-        tried.append(method)
-        if method.fix == "positive":
-            raise ValueError("no batch of the 48 items has a curvature")
-        return train(encoder.network, data, options=method, pretrained=True, **settings())[0]
-
-    held_out = list(DataLoader(data, batch_size=16))
-    options.tune_on(encoder, held_out, refit=refit)
-    assert tried == list(options.without_clipping())
-    assert encoder.posterior.curvature.clipped == 0
-    assert encoder.tuning.replaced.curvature["fix"] == "fixed"
-    encoder.posterior = clipped
-    with pytest.warns(UserWarning, match="κ says little: .* weights of negative curvature.*--method.fix=positive"):
-        options.tune_on(encoder, held_out)
+def test_a_repeated_fit_with_the_same_curvature_gives_the_same_posterior() -> None:
+    options = LaplacePosthoc(pairs="dataset", head="train", dimension=3)
+    encoder, _ = train(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), make_data(), options=options, pretrained=True, **settings()
+    )
+    again, own = encoder.to("cpu").fitted.posterior(), encoder.posterior
+    torch.testing.assert_close(again.curvature.h, own.curvature.h)
+    assert torch.equal(again.weight, own.weight)
+    assert (again.n_items, again.prior_ratio, again.seed) == (own.n_items, own.prior_ratio, own.seed)

@@ -1,7 +1,7 @@
 """`Curvature` of a loss with respect to a network's outputs, and `ItemCurvature`, its value for each item."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -105,6 +105,10 @@ class Curvature(ABC):
         """Reject settings that are None; the error names them."""
         if self.unset:
             raise ValueError(f"{type(self).__name__} must have {' and '.join(self.unset)}, got None")
+
+    def non_negative(self: Same) -> Iterable[Same]:
+        """Other curvatures of the same loss, which are never negative; by default, there are none known."""
+        return ()
 
     @property
     def unset(self) -> list[str]:

@@ -10,7 +10,7 @@ each block of pairs if this is cheaper. A pair of items a and b has the weight t
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -141,6 +141,12 @@ class ContrastiveCurvature(SummedByPartners):
         check_number("negative_weight", self.negative_weight)
         if not 0 <= self.negative_weight <= 1:
             raise ValueError(f"negative_weight must be in [0, 1], got {self.negative_weight}")
+
+    def non_negative(self) -> Iterator["ContrastiveCurvature"]:
+        """Curvatures without negative pairs, and with the positive part of each item's curvature."""
+        yield replace(self, split="euclidean", fix="positive")
+        yield replace(self, split="euclidean", fix="fixed", negative_weight=0.0)
+        yield replace(self, fix="projected")
 
     @property
     def least_cosine(self) -> float:

@@ -37,7 +37,7 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import ausc
 from lam.retrieval.metrics.votes import SampledAnswers
 from lam.tuning.ambiguity import Ambiguity, learn
-from lam.tuning.scale import Tuned, calibrate_scale
+from lam.tuning.scale import CLIPPED_LIMIT, Tuned, best_posterior, calibrate_scale
 from lam.vmf.embeddings import Embeddings
 
 RATES = 0.01, 0.05, 0.1
@@ -83,10 +83,17 @@ class Cell:
         return self.features[self.rows[part]], self.labels[self.rows[part]]
 
     def posterior(self, **settings: Any) -> Posterior:
-        """The posterior fitted on the gallery; with one picture per class, two neighbours in the list form a pair."""
+        """The posterior fitted on the gallery; with one picture per class, two neighbours in the list form a pair.
+
+        If most of its variance comes from clipped weights, it is fitted again and tuned, as `tune` of an encoder does.
+        """
         x, y = self.of("gallery")
         pairs = y if int(y.bincount().max()) > 1 else torch.arange(len(y)) // 2
-        return fit_features(x, pairs, self.weight, self.bias, Laplace(margin=0.7, **settings)).posterior
+        encoder = fit_features(x, pairs, self.weight, self.bias, Laplace(margin=0.7, **settings))
+        if encoder.posterior.clipped_variance_share(self.of("calibration")[0]) <= CLIPPED_LIMIT:
+            return encoder.posterior
+        others = (tuned(self, other) for other in encoder.fitted.without_clipping())
+        return best_posterior(tuned(self, encoder.posterior), others).posterior
 
 
 def read(file: Path) -> dict[str, Tensor]:

@@ -106,13 +106,13 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         classes=("a",),
         preprocessing=Preprocessing.imagenet(16),
     )
-    with pytest.raises(ValueError, match="broken.png is not an image"):
+    with pytest.raises(ValueError, match="broken.png.*image"):
         Augmented(dataset, BOTH)[0]
 
 
 def test_texts_are_refused() -> None:
     texts = Texts(["ab", "cd"], torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match=r"got items of shape \(4096,\): leave augmentation out"):
+    with pytest.raises(ValueError, match=r"items.*\(4096,\).*augmentation"):
         Augmented(texts, AugmentationOptions(flip=1.0))
 
 
@@ -218,11 +218,11 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_does(tmp_path: Path, num_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crop_scale": 0.0}, r"crop_scale must be in \(0, 1\], or None for no crop, got 0.0"),
+        ({"crop_scale": 0.0}, r"crop_scale.*\(0, 1\].*None.*no crop.*0.0"),
         ({"crop_scale": 1.5}, "got 1.5"),
-        ({"crop_ratio": 0.5}, "crop_ratio must be at least 1 and finite, got 0.5"),
+        ({"crop_ratio": 0.5}, "crop_ratio.*1.*0.5"),
         ({"crop_ratio": math.inf}, "got inf"),
-        ({"flip": -0.1}, r"flip must be a probability in \[0, 1\], got -0.1"),
+        ({"flip": -0.1}, r"flip.*\[0, 1\].*-0.1"),
         ({"flip": math.nan}, "got nan"),
     ],
 )

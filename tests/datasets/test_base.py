@@ -105,13 +105,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("images", "labels", "message"),
         [
-            (pixels(2), torch.tensor([0]), "pixels must have one value for each of 1 labels, got 2"),
-            (pixels(2)[0], torch.tensor([0, 0]), r"shape \(N, 1 or 3, H, W\), got torch.uint8 of shape \(1, 4, 4\)"),
+            (pixels(2), torch.tensor([0]), "pixels.*1 labels.*2"),
+            (pixels(2)[0], torch.tensor([0, 0]), r"shape \(N, 1 or 3, H, W\).*torch.uint8.*\(1, 4, 4\)"),
             (pixels(2, channels=2), torch.tensor([0, 0]), r"of shape \(N, 1 or 3, H, W\)"),
-            (pixels(2).int(), torch.tensor([0, 0]), "images must be uint8 or floating point .* got torch.int32"),
-            (pixels(0), torch.tensor([]).long(), "data set 'tensors' has no items"),
-            (pixels(2), torch.tensor([0.0, 1.0]), r"labels must be int64 of shape \(N,\), got torch.float32"),
-            (pixels(2), torch.tensor([0, -1]), "labels must be from 0 to 0, got -1 at index 1"),
+            (pixels(2).int(), torch.tensor([0, 0]), "images.*uint8 or floating.*torch.int32"),
+            (pixels(0), torch.tensor([]).long(), "'tensors'.*no items"),
+            (pixels(2), torch.tensor([0.0, 1.0]), r"labels.*int64.*\(N,\).*torch.float32"),
+            (pixels(2), torch.tensor([0, -1]), "labels.*0 to 0, got -1 at index 1"),
         ],
     )
     def test_bad_tensors(self, images, labels, message):
@@ -122,27 +122,27 @@ class TestRefusals:
     def test_values_that_are_not_finite(self, value):
         values = torch.zeros(4, 1, 2, 2)
         values[2, 0, 1, 1] = value
-        with pytest.raises(ValueError, match="got NaN or infinity in the image at index 2"):
+        with pytest.raises(ValueError, match="NaN or infinity.*index 2"):
             TensorImages(values, torch.zeros(4).long())
 
     def test_labels_without_a_class(self):
-        with pytest.raises(ValueError, match="labels must be from 0 to 1, got 2 at index 1"):
+        with pytest.raises(ValueError, match="labels.*0 to 1, got 2 at index 1"):
             TensorImages(pixels(2), torch.tensor([0, 2]), classes=("a", "b"))
 
     def test_preprocessing_of_another_shape(self):
-        with pytest.raises(ValueError, match=r"images are of shape \(1, 4, 4\), but preprocessing gives \(3, 4, 4\)"):
+        with pytest.raises(ValueError, match=r"images.*\(1, 4, 4\).*preprocessing.*\(3, 4, 4\)"):
             TensorImages(pixels(2), torch.tensor([0, 1]), preprocessing=Preprocessing(size=(4, 4)))
 
     @pytest.mark.parametrize(
         ("indices", "message"),
         [
-            ([], "non-empty list of positions"),
-            ([0.5], "indices must be integers, got float64 in list"),
-            ([True, False] * 15, "indices must be integers, got bool in list"),
-            (torch.arange(30) < 3, "indices must be integers, got torch.bool"),
-            ([[1]], "non-empty list of positions"),
-            ([3, 30], "indices must be from 0 to 29, got 30"),
-            ([-1], "indices must be from 0 to 29, got -1"),
+            ([], "non-empty list"),
+            ([0.5], "indices.*float64"),
+            ([True, False] * 15, "indices.*integers.*bool.*list"),
+            (torch.arange(30) < 3, "indices.*torch.bool"),
+            ([[1]], "non-empty list"),
+            ([3, 30], "indices.*0 to 29, got 30"),
+            ([-1], "indices.*0 to 29, got -1"),
         ],
     )
     def test_bad_indices(self, indices, message):
@@ -150,28 +150,28 @@ class TestRefusals:
             data_set().subset(indices)
 
     def test_bad_limit(self):
-        with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
+        with pytest.raises(ValueError, match="limit.*1.*0"):
             data_set().limit(0)
 
     @pytest.mark.parametrize("sizes", [(0, 3), (20, 11)])
     def test_bad_sizes(self, sizes):
-        with pytest.raises(ValueError, match="sizes must be at least 1, with a sum of at most 30 items, got"):
+        with pytest.raises(ValueError, match="sizes.*1.*30"):
             stratified_split(data_set().labels, sizes, seed=0)
 
     def test_carving_leaves_something(self):
-        with pytest.raises(ValueError, match=r"sizes must be at least 1, .* got \(10, 20, 0\)"):
+        with pytest.raises(ValueError, match=r"sizes.*1.*\(10, 20, 0\)"):
             carve(data_set(), (10, 20), seed=0)
 
     @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
     def test_bad_fractions(self, fraction):
-        with pytest.raises(ValueError, match=r"validation must lie in \(0, 1\), got"):
+        with pytest.raises(ValueError, match=r"validation.*\(0, 1\)"):
             fraction_of(10, fraction, name="validation")
 
     def test_splits_of_different_kinds(self):
         images = data_set()
-        with pytest.raises(ValueError, match=r"train has items of shape \(1, 4, 4\), test of shape \(3, 4, 4\)"):
+        with pytest.raises(ValueError, match=r"train.*\(1, 4, 4\), test.*\(3, 4, 4\)"):
             Splits(train=images, validation=images, test=TensorImages(pixels(2, channels=3), torch.tensor([0, 1])))
-        with pytest.raises(ValueError, match="train and validation must share one list of classes"):
+        with pytest.raises(ValueError, match="train.*validation.*share"):
             Splits(train=images, validation=data_set(30, 2), test=images)
 
 

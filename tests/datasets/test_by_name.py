@@ -16,9 +16,9 @@ def like(shape=(1, 8, 8)) -> TensorImages:
 
 
 def test_unknown_names_list_the_allowed():
-    with pytest.raises(ValueError, match="data set must be one of digits, fashionmnist, mnist, .*, got 'cifar'"):
+    with pytest.raises(ValueError, match="data set.*digits, fashionmnist, mnist.*'cifar'"):
         load("cifar")
-    with pytest.raises(ValueError, match="OOD set must be one of digits, .*, digits_patches, .*, got 'cifar'"):
+    with pytest.raises(ValueError, match="OOD set.*digits, .*digits_patches.*'cifar'"):
         load_ood("cifar", like=like())
 
 
@@ -28,33 +28,33 @@ def test_any_data_set_can_be_out_of_distribution():
 
 
 def test_unknown_options_list_the_allowed(tmp_path):
-    with pytest.raises(ValueError, match="digits has no option size, valid; allowed: held_out, validation, test"):
+    with pytest.raises(ValueError, match="digits.*no option size, valid.*held_out, validation, test"):
         load("digits", size=3, valid=2)
-    with pytest.raises(ValueError, match="digits_held_out has no option held_out; it has none"):
+    with pytest.raises(ValueError, match="digits_held_out.*no option held_out"):
         load_ood("digits_held_out", like=like(), held_out=(1, 2))
-    with pytest.raises(ValueError, match="mnist has no option validation; allowed: download"):
+    with pytest.raises(ValueError, match="mnist.*no option validation.*download"):
         load_ood("mnist", like=like(), root=tmp_path, validation=3)
 
 
 def test_options_of_another_type_are_named(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").touch()
-    with pytest.raises(ValueError, match="option preprocessing of folder: .*, got 'small'"):
+    with pytest.raises(ValueError, match="preprocessing of folder: .*'small'"):
         load("folder", root=tmp_path, preprocessing="small")
-    with pytest.raises(ValueError, match="option validation of digits: Input should be a valid number, got 'abc'"):
+    with pytest.raises(ValueError, match="validation of digits: .*'abc'"):
         load("digits", validation="abc")
-    with pytest.raises(ValueError, match="option held_out of digits: Input should be an instance of Sequence, got 8"):
+    with pytest.raises(ValueError, match="held_out of digits: .*8"):
         load_ood("digits", like=like(), held_out=8)
     assert load("digits", held_out=[8, 9]).test.classes == load("digits", held_out=(8, 9)).test.classes
 
 
 def test_roots_where_there_is_one_alone():
-    with pytest.raises(ValueError, match="digits takes no root, got here"):
+    with pytest.raises(ValueError, match="digits.*root.*here"):
         load("digits", root="here")
     for name in ("folder", "texts"):
-        with pytest.raises(ValueError, match=f"{name} needs a root: the file or folder of its items"):
+        with pytest.raises(ValueError, match=f"{name}.*root"):
             load(name)
-    with pytest.raises(ValueError, match="folder needs a root"):
+    with pytest.raises(ValueError, match="folder.*root"):
         load_ood("folder", like=like())
 
 
@@ -82,7 +82,7 @@ def test_images_are_refused_where_texts_are_known(tmp_path, name):
     texts, root = load("texts", root=tmp_path).test, tmp_path / "images"
     layouts.lfw(root, {"Ann": 2, "Bob": 2}, {"Cy": 2})
     layouts.places(root, [{"path": f"places/{x}.jpg", "x": x, "y": 0} for x in range(20)])
-    with pytest.raises(ValueError, match=rf"{name} has items of shape .*, but texts of \(4096,\)"):
+    with pytest.raises(ValueError, match=rf"{name}.*shape.*texts of \(4096,\)"):
         load_ood(name, like=texts, root=None if name == "digits_patches" else root)
 
 

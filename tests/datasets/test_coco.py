@@ -78,20 +78,20 @@ def test_images_without_one_category_are_left_out_and_counted(tmp_path: Path) ->
     marks = [(0, 3), (1, 7), (2, 3), (2, 7), (3, 7), (4, 3), (5, 7), (6, 3)]
     annotations = [{"image_id": image, "category_id": category} for image, category in marks]
     coco(tmp_path / "result.json", tmp_path / "images", n=10, annotations=annotations)
-    with pytest.warns(UserWarning, match=r"3 image\(s\) have no category and 1 have several: these are left out"):
+    with pytest.warns(UserWarning, match=r"3 image\(s\).*no category.*1 have several"):
         assert len(datasets.folder.read(root=tmp_path, preprocessing=SMALL)) == 6
     Image.new("L", (9, 9), 99).save(tmp_path / "images" / "late.png")
-    with pytest.warns(UserWarning, match=r"1 image\(s\) are not listed, 3 image\(s\) have no category and 1 have"):
+    with pytest.warns(UserWarning, match=r"1 image\(s\).*not listed, 3 image\(s\).*no category.*1 have"):
         assert len(datasets.folder.read(root=tmp_path, preprocessing=SMALL)) == 6
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"categories": [{"id": 3}]}, r"result.json is not a COCO file, or is damaged \(KeyError\('name'\)\)"),
+        ({"categories": [{"id": 3}]}, r"result.json.*COCO.*damaged \(KeyError\('name'\)\)"),
         ({"annotations": [{"image_id": 99, "category_id": 3}]}, r"is damaged \(KeyError\(99\)\)"),
-        ({"annotations": []}, "all 20 images lack a category"),
-        ({"images": [{"id": 0, "file_name": "../../0.png"}], "annotations": []}, "1 of 1 images are missing beside it"),
+        ({"annotations": []}, "20 images.*category"),
+        ({"images": [{"id": 0, "file_name": "../../0.png"}], "annotations": []}, "1 of 1 images"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* image.s. have no category")
@@ -109,6 +109,6 @@ def test_several_files_are_refused_and_other_json_is_none(tmp_path: Path) -> Non
     for name in ("cat", "dog"):
         coco(tmp_path / "classes" / "notes.json", tmp_path / "classes" / name, n=10)
     (tmp_path / "classes" / "notes.json").write_text("{")
-    with pytest.warns(Note, match=r"1 file\(s\) do not have the suffix of an image and are left out: notes.json"):
+    with pytest.warns(Note, match=r"1 file\(s\).*suffix.*notes.json"):
         parts = datasets.load("folder", root=tmp_path / "classes", preprocessing=SMALL)
     assert parts.train.classes == ("cat", "dog")

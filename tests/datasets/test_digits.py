@@ -63,16 +63,16 @@ def test_patches_are_as_many_grey_and_of_both_photographs():
 
 @pytest.mark.parametrize("held_out", [(10,), (-1,), tuple(range(9)), ("8",)])
 def test_wrong_held_out_classes(as_in_production, held_out):
-    with pytest.raises(ValueError, match="held_out must be at most eight digits from 0 to 9, got"):
+    with pytest.raises(ValueError, match="held_out.*digits.*0.*9"):
         digits.splits(held_out=held_out)
 
 
 @pytest.mark.parametrize(
     ("fractions", "message"),
     [
-        ({"validation": 0.0}, r"validation must lie in \(0, 1\), got 0.0"),
-        ({"test": 1.5}, r"test must lie in \(0, 1\), got 1.5"),
-        ({"test": 0.5, "validation": 0.5}, "digits has 1443 items, too few to carve test and validation out of them"),
+        ({"validation": 0.0}, r"validation.*\(0, 1\).*0.0"),
+        ({"test": 1.5}, r"test.*\(0, 1\).*1.5"),
+        ({"test": 0.5, "validation": 0.5}, "digits.*1443 items.*test and validation"),
     ],
 )
 def test_wrong_fractions(fractions, message):
@@ -82,9 +82,9 @@ def test_wrong_fractions(fractions, message):
 
 def test_held_out_digits_belong_to_the_digits():
     other = TensorImages(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="belongs to the data set digits, got tensors; take another OOD set"):
+    with pytest.raises(ValueError, match="digits.*got tensors.*OOD set"):
         digits.held_out(like=other)
-    with pytest.raises(ValueError, match="no digit is held out"):
+    with pytest.raises(ValueError, match="digit.*held out"):
         digits.held_out(like=load("digits", held_out=()).test)
 
 

@@ -65,10 +65,10 @@ def test_parts_without_classes_match_no_other_and_none_is_beside_parts_with_clas
     parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert (len(parts.train.classes), parts.gallery) == (13, "identities")
     make(make(tmp_path / "other", {"test": 3}) / "train", {"cat": 4, "dog": 4})
-    with pytest.raises(ValueError, match="other: test has no class folders, but other splits have"):
+    with pytest.raises(ValueError, match="other: test.*no class"):
         load("folder", root=tmp_path / "other", preprocessing=SMALL)
     make(make(tmp_path / "reverse", {"train": 8}) / "test", {"cat": 4, "dog": 4})
-    with pytest.raises(ValueError, match="reverse: train has no class folders, but other splits have"):
+    with pytest.raises(ValueError, match="reverse: train.*no class"):
         load("folder", root=tmp_path / "reverse", preprocessing=SMALL)
 
 
@@ -125,7 +125,7 @@ def test_sub_folders_that_become_one_class_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", ["Cat", "cAT"])
 def test_classes_whose_names_are_nearly_one_are_named(tmp_path: Path, other: str) -> None:
     make(tmp_path, {"cat": 10, other: 10, "dog": 10, "dog 2": 10})
-    with pytest.warns(Note, match=r"'cat'.*differ only in case, blanks or as numbers \(1 such groups\)") as told:
+    with pytest.warns(Note, match=r"'cat'.*differ.*\(1.*groups\)") as told:
         load("folder", root=tmp_path, preprocessing=SMALL)
     assert repr(other) in str(told[0].message)
 
@@ -192,7 +192,7 @@ def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
     make(tmp_path, {"__MACOSX/cat": 3, "lost+found": 1, "System Volume Information": 1, "@Recently-Snapshot/cat": 2})
     for name in ("Thumbs.db", "desktop.ini", "SYNOPHOTO_THUMB_M.jpg", "._0.png"):
         (tmp_path / "dog" / name).write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r": 13 file\(s\) are of the system and are left out: ") as told:
+    with pytest.warns(UserWarning, match=r": 13 file\(s\).*system.*: ") as told:
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert len(told) == 1
     assert parts.train.classes == ("cat", "dog")
@@ -202,7 +202,7 @@ def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 5, 2), (30, 4, 6), (40, 2, 8)])
 def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    said = rf"few items in a class \({size}\): of the {n_classes} classes with two or more, {held_out} for test and "
+    said = rf"few items.*\({size}\).*{n_classes} classes.*{held_out} for test"
     with pytest.warns(Note, match=said):
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     of_part = {name: set(part.labels.tolist()) for name, part in parts.parts().items()}
@@ -214,9 +214,7 @@ def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: 
 @pytest.mark.parametrize(("n_classes", "size"), [(2, 6), (3, 4), (4, 3), (5, 5)])
 def test_of_few_small_classes_pairs_are_held_out(tmp_path: Path, n_classes: int, size: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    with pytest.warns(
-        Note, match=rf"has few items in a class \({size}\): pairs of one class are held out, [35] for test"
-    ):
+    with pytest.warns(Note, match=rf"few items.*\({size}\).*pairs of one class.*[35] for test"):
         parts = load("folder", root=tmp_path, preprocessing=SMALL).parts()
     counts = {name: part.labels.unique(return_counts=True)[1] for name, part in parts.items()}
     assert all(len(of_part) >= 2 and of_part.max() >= 2 for of_part in counts.values())
@@ -257,7 +255,7 @@ class TestOutOfDistribution:
     def test_splits_without_a_test_split_are_no_classes(self, tmp_path, like):
         for part in ("train", "val"):
             make(tmp_path / "ood" / part, {"bird": 2, "fish": 2})
-        with pytest.raises(MissingDataError, match="ood has the splits train, validation, but no folder test"):
+        with pytest.raises(MissingDataError, match="ood.*train, validation.*no folder test"):
             load_ood("folder", root=tmp_path / "ood", like=like)
 
     def test_items_of_a_flat_folder_have_no_label(self, tmp_path, like):
@@ -272,7 +270,7 @@ class TestOutOfDistribution:
 
     def test_no_image(self, tmp_path, like):
         (tmp_path / "none").mkdir()
-        with pytest.raises(MissingDataError, match=r"none has no images; allowed: \.avif, "):
+        with pytest.raises(MissingDataError, match=r"none.*no images.*\.avif, "):
             load_ood("folder", root=tmp_path / "none", like=like)
 
 
@@ -283,12 +281,12 @@ class TestRefusals:
 
     def test_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "texts.csv").write_text("text,label\n")
-        with pytest.raises(MissingDataError, match=r"texts.csv is a file; give a folder of images"):
+        with pytest.raises(MissingDataError, match="texts.csv.*folder"):
             load("folder", root=tmp_path / "texts.csv")
 
     def test_empty_classes(self, tmp_path):
         make(tmp_path, {"cat": 3, "dog": 0, "eel": 0})
-        with pytest.raises(ValueError, match=r"no images in dog, eel; allowed: \.avif, "):
+        with pytest.raises(ValueError, match=r"no images in dog, eel.*\.avif, "):
             load("folder", root=tmp_path)
 
     def test_strange_folders_beside_the_parts(self, tmp_path):
@@ -300,18 +298,18 @@ class TestRefusals:
     def test_two_validation_folders(self, tmp_path):
         for part in ("train", "validation", "val"):
             make(tmp_path / part, {"cat": 3})
-        with pytest.raises(ValueError, match="has both val and validation; keep one"):
+        with pytest.raises(ValueError, match="val and validation"):
             load("folder", root=tmp_path)
 
     def test_too_few_images(self, tmp_path):
-        with pytest.raises(ValueError, match="has 2 items, too few to carve test and validation out of them"):
+        with pytest.raises(ValueError, match="2 items.*test and validation"):
             load("folder", root=make(tmp_path, {"cat": 1, "dog": 1}))
 
     def test_a_file_that_is_no_image_is_named_when_read(self, tmp_path):
         make(tmp_path, {"cat": 5, "dog": 5})
         (tmp_path / "cat" / "0.png").write_text("no image")
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
-        with pytest.raises(ValueError, match=r"cat/0\.png is not an image"):
+        with pytest.raises(ValueError, match=r"cat/0\.png.*image"):
             [image for part in (parts.train, parts.validation, parts.test) for image in part]
 
     def test_what_is_left_out_is_named(self, tmp_path):
@@ -321,7 +319,7 @@ class TestRefusals:
             load("folder", root=tmp_path)
         (tmp_path / "cat" / "notes.txt").unlink()
         Image.new("L", (4, 4)).save(tmp_path / "stray.png")
-        with pytest.warns(UserWarning, match=r"1 file\(s\) belong to no class and are left out: stray\.png"):
+        with pytest.warns(UserWarning, match=r"1 file\(s\).*no class.*stray\.png"):
             load("folder", root=tmp_path)
 
     @pytest.mark.usefixtures("as_in_production")
@@ -331,21 +329,21 @@ class TestRefusals:
         (root / "cat" / "gone.png").symlink_to(tmp_path / "nothing.png")
         (root / "cat" / "more").symlink_to(tmp_path / "elsewhere")
         (root / "cat" / "one.png").symlink_to(tmp_path / "elsewhere" / "0.png")
-        message = r": 2 file\(s\) are links to folders or to nothing and are left out: cat/gone\.png, cat/more"
+        message = r": 2 file\(s\).*links.*cat/gone\.png, cat/more"
         with pytest.warns(UserWarning, match=message):
             assert sum(map(len, load("folder", root=root).parts().values())) == 11
         for name in ("gone.png", "more"):
             (root / "cat" / name).unlink()
         (root / "eel").symlink_to(tmp_path / "nothing")
-        with pytest.warns(UserWarning, match=r"1 file\(s\) are links to folders or to nothing and are left out: eel"):
+        with pytest.warns(UserWarning, match=r"1 file\(s\).*links.*eel"):
             load("folder", root=root)
 
     def test_paths_and_labels_are_as_many(self):
-        with pytest.raises(ValueError, match="paths must have one value for each of 2 labels, got 1"):
+        with pytest.raises(ValueError, match="paths.*2 labels.*1"):
             FolderImages([Path("a")], torch.tensor([0, 0]), name="x", classes=("a",), preprocessing=SMALL)
 
     def test_one_shape_is_needed(self, tmp_path):
-        with pytest.raises(ValueError, match="need one shape: set a crop or an exact size"):
+        with pytest.raises(ValueError, match="one shape: .*crop"):
             load("folder", root=make(tmp_path, {"cat": 5, "dog": 5}), preprocessing=Preprocessing(size=8))
 
 
@@ -354,7 +352,7 @@ def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
         folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
         folder.mkdir()
         Image.new("L", (4, 4)).save(folder / "a.png")
-    with pytest.raises(ValueError, match=r"has a folder 'B\\udce4ume' with a name that is not in UTF-8: rename it"):
+    with pytest.raises(ValueError, match=r"'B\\udce4ume'.*UTF-8"):
         load("folder", root=tmp_path)
 
 
@@ -362,7 +360,7 @@ def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_lies_alone_in_another_is_read(tmp_path: Path, inside: str) -> None:
     make(tmp_path / "archive" / "photos", {f"{inside}cat": 10, f"{inside}dog": 10})
     make(tmp_path / "archive" / "__MACOSX" / "photos", {"cat": 1})
-    said = r"archive holds only the folder photos, and 1 file\(s\) of the system: its folders are read as classes"
+    said = r"folder photos.*1 file\(s\) of the system"
     with pytest.warns(UserWarning, match=said):
         assert load("folder", root=tmp_path / "archive", preprocessing=SMALL).train.classes == ("cat", "dog")
     if not inside:
@@ -383,7 +381,7 @@ def test_blanks_around_the_name_of_a_class_do_not_count(tmp_path: Path) -> None:
     make(tmp_path, {"dog": 5}, offset=9)
     assert load("folder", root=tmp_path, preprocessing=SMALL).train.classes == ("cat", "dog")
     make(tmp_path, {" ": 5})
-    with pytest.raises(ValueError, match="has a folder whose name is blank: rename it"):
+    with pytest.raises(ValueError, match="name is blank"):
         load("folder", root=tmp_path, preprocessing=SMALL)
 
 

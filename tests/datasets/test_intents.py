@@ -43,12 +43,12 @@ def test_clinc150(tmp_path: Path, suffix: str) -> None:
 def test_clinc150_refuses(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match="clinc150: these are missing:"):
         datasets.load("clinc150", root=tmp_path)
-    with pytest.raises(ValueError, match="must have test, a list of pairs of a text and its intent"):
+    with pytest.raises(ValueError, match="test.*list of pairs"):
         datasets.load("clinc150", root=write_clinc150(tmp_path, test=["only a text"]))
-    with pytest.raises(ValueError, match="has weather without a training text"):
+    with pytest.raises(ValueError, match="weather without"):
         datasets.load("clinc150", root=write_clinc150(tmp_path, test=[["is it cold", "weather"]]))
     like = datasets.load("docstrings").test
-    with pytest.raises(ValueError, match="part must be one of train, validation, test, got 'all'"):
+    with pytest.raises(ValueError, match="part.*train, validation, test.*'all'"):
         unchecked(clinc150_oos)(root=tmp_path, like=like, part="all")
 
 
@@ -60,7 +60,7 @@ def test_banking77(tmp_path: Path) -> None:
     assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [18, 2, 4]
     assert splits.train.classes == ("a", "b")
     (tmp_path / "test.csv").write_text("text,label\na,b")
-    with pytest.raises(ValueError, match="has no column category; it has text, label"):
+    with pytest.raises(ValueError, match="no column category.*text, label"):
         datasets.load("banking77", root=tmp_path)
 
 

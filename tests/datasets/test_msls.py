@@ -51,7 +51,7 @@ def test_panoramas_are_left_out_and_subtasks_are_for_evaluation(root):
     assert not any(key.endswith("5") for part in (parts.train, parts.validation, parts.test) for key in keys(part))
     assert keys(parts.validation) == [f"amman_{role}{i}" for role in "qd" for i in range(1, 5)]
     assert "cph_q0" not in keys(parts.test)
-    with pytest.raises(ValueError, match="data set 'msls' has no items"):
+    with pytest.raises(ValueError, match="'msls'.*no items"):
         load("msls", root=root, subtask="n2d", **OPTIONS)
 
 
@@ -79,7 +79,7 @@ def test_missing_files_are_named_with_the_way_to_get_them(root):
 def test_images_that_do_not_exist(root):
     (root / "train_val" / "goa" / "query" / "images" / "goa_q2.jpg").unlink()
     (root / "train_val" / "goa" / "query" / "images" / "goa_q5.jpg").unlink()  # a panorama
-    message = r"goa/query/postprocessed\.csv names 1 of 5 images that do not exist: .*goa_q2\.jpg; get them"
+    message = r"goa/query/postprocessed\.csv.*1 of 5 images.*goa_q2\.jpg"
     with pytest.raises(MissingDataError, match=message):
         load("msls", root=root, **OPTIONS)
     with pytest.warns(UserWarning, match="names 1 of 5"):
@@ -108,10 +108,10 @@ def test_tables_that_are_wrong(root, file, old, new, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"test_cities": ["miami", "cph"]}, "test_cities: the positions of miami are not published"),
-        ({"test_cities": ["goa"]}, "a city must be in only one split, got goa twice"),
-        ({"validation_cities": []}, r"validation_cities must be a list of cities, got \[\]"),
-        ({"train_cities": "goa"}, "train_cities must be a list of cities, got 'goa'"),
+        ({"test_cities": ["miami", "cph"]}, "test_cities: .*miami"),
+        ({"test_cities": ["goa"]}, "one split.*goa"),
+        ({"validation_cities": []}, r"validation_cities.*\[\]"),
+        ({"train_cities": "goa"}, "train_cities.*'goa'"),
     ],
 )
 def test_cities_that_cannot_be(root, change, message):
@@ -121,5 +121,5 @@ def test_cities_that_cannot_be(root, change, message):
 
 @pytest.mark.usefixtures("as_in_production")
 def test_subtasks_that_are_none(root):
-    with pytest.raises(ValueError, match="subtask must be one of all, s2w, w2s, o2n, n2o, d2n, n2d, got 'x2y'"):
+    with pytest.raises(ValueError, match="subtask.*all, s2w, w2s, o2n, n2o, d2n, n2d.*'x2y'"):
         load("msls", root=root, subtask="x2y", **OPTIONS)

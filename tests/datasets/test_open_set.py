@@ -74,11 +74,11 @@ class TestClasses:
 
     @pytest.mark.parametrize("validation", [0.0, 1.0])
     def test_bad_fractions(self, tmp_path, validation):
-        with pytest.raises(ValueError, match=r"validation must lie in \(0, 1\)"):
+        with pytest.raises(ValueError, match=r"validation.*\(0, 1\)"):
             load("cub200", root=layouts.cub200(tmp_path), validation=validation)
 
     def test_too_few_classes(self, tmp_path):
-        with pytest.raises(ValueError, match="cub200 needs images of at least two classes"):
+        with pytest.raises(ValueError, match="cub200.*two classes"):
             load("cub200", root=layouts.cub200(tmp_path, n_classes=3))
 
 
@@ -105,11 +105,11 @@ class TestMissing:
         lost = sorted(root.rglob("*.jpg"))[3:10]
         for path in lost:
             path.unlink()
-        message = rf"names 7 of 32 images that do not exist: {lost[0]}, .*{lost[4]}, \.\.\.; "
+        message = rf"7 of 32 images.*{lost[0]}, .*{lost[4]}, \.\.\.; "
         with pytest.raises(MissingDataError, match=message) as caught:
             load(name, root=root)
         assert str(lost[5]) not in str(caught.value)
-        with pytest.warns(UserWarning, match="names 7 of 32 images that do not exist: .*; they are left out"):
+        with pytest.warns(UserWarning, match="7 of 32 images.*left out"):
             parts = load(name, root=root, allow_missing=True, **SMALL)
         kept = [path for part in (parts.train, parts.validation, parts.test) for path in part.paths]
         assert sorted(kept) == sorted(root.rglob("*.jpg"))
@@ -122,9 +122,9 @@ class TestMissing:
         linked.symlink_to(tmp_path / "nothing.jpg")
         folder.unlink()
         folder.mkdir()
-        with pytest.raises(MissingDataError, match=f"names 2 of 32 images that do not exist: {linked}, {folder}; get"):
+        with pytest.raises(MissingDataError, match=f"2 of 32 images.*{linked}, {folder}; "):
             load(name, root=root)
-        with pytest.warns(UserWarning, match="names 2 of 32 images that do not exist: .*; they are left out"):
+        with pytest.warns(UserWarning, match="2 of 32 images.*left out"):
             parts = load(name, root=root, allow_missing=True, **SMALL)
         kept = {path for part in parts.parts().values() for path in part.files}
         assert len(kept) == 30
@@ -143,7 +143,7 @@ class TestMissing:
             path.unlink()
         with (
             pytest.warns(UserWarning, match="names 32 of 32"),
-            pytest.raises(ValueError, match="'cub200' has no items"),
+            pytest.raises(ValueError, match="'cub200'.*no items"),
         ):
             load("cub200", root=root, allow_missing=True)
 
@@ -152,19 +152,19 @@ class TestBadAnnotations:
     def test_lines_that_say_nothing(self, tmp_path):
         folder = layouts.cub200(tmp_path) / "CUB_200_2011"
         layouts.lines(folder / "images.txt", "1 001.Bird_1/Bird_0000_001.jpg", "2")
-        with pytest.raises(ValueError, match=r"images\.txt must give each number once, then a name, got '2' in line 2"):
+        with pytest.raises(ValueError, match=r"images\.txt.*number once.*'2' in line 2"):
             load("cub200", root=tmp_path)
 
     def test_numbers_that_are_given_twice(self, tmp_path):
         folder = layouts.cub200(tmp_path) / "CUB_200_2011"
         layouts.lines(folder / "classes.txt", "1 one", "1 two")
-        with pytest.raises(ValueError, match=r"classes\.txt must give each number once, .* got '1 two' in line 2"):
+        with pytest.raises(ValueError, match=r"classes\.txt.*number once.*'1 two' in line 2"):
             load("cub200", root=tmp_path)
 
     @pytest.mark.parametrize(("content", "got"), [(("1 1",), "None for image 2"), (("1 1", "2 9"), "9 for image 2")])
     def test_images_without_a_class(self, tmp_path, content, got):
         layouts.lines(layouts.cub200(tmp_path) / "CUB_200_2011" / "image_class_labels.txt", *content)
-        with pytest.raises(ValueError, match=rf"must give every image of images.txt a class of classes.txt, got {got}"):
+        with pytest.raises(ValueError, match=f"images.txt.*classes.txt.*{got}"):
             load("cub200", root=tmp_path)
 
     def test_structs_without_a_field(self, tmp_path):
@@ -175,7 +175,7 @@ class TestBadAnnotations:
         with pytest.raises(ValueError, match=r"cars_annos\.mat: .* no field class; they have relative_im_path"):
             load("cars196", root=tmp_path)
         savemat(tmp_path / "cars_annos.mat", {"annotations": np.ones(3), "class_names": names})
-        with pytest.raises(ValueError, match="annotations have no field relative_im_path, class; they have none"):
+        with pytest.raises(ValueError, match="no field relative_im_path, class"):
             load("cars196", root=tmp_path)
 
     @pytest.mark.parametrize("label", [0, 3, 1.5, np.nan, "A", np.zeros(0), np.array([1, 2])])
@@ -183,7 +183,7 @@ class TestBadAnnotations:
         names = np.array([["A", "B"]], dtype=object)
         annotations = layouts.structs([("x.jpg", label)], ("relative_im_path", "class"))
         savemat(tmp_path / "cars_annos.mat", {"annotations": annotations, "class_names": names})
-        message = rf"cars_annos\.mat: classes must be from 1 to 2, got {re.escape(str(label))}; get it again"
+        message = rf"cars_annos\.mat: .*1 to 2.*got {re.escape(str(label))}; "
         with pytest.raises(ValueError, match=message):
             load("cars196", root=tmp_path)
 
@@ -207,7 +207,7 @@ class TestEncodings:
     def test_a_list_in_another_encoding_is_named(self, published, encoding):
         name, root, (*_, last) = published
         last.write_text(last.read_text(encoding="utf-8") + "é", encoding=encoding)
-        with pytest.raises(ValueError, match=rf"{last} is not in UTF-8: .*"):
+        with pytest.raises(ValueError, match=f"{last}.*UTF-8"):
             load(name, root=root)
 
 
@@ -262,7 +262,7 @@ class TestFaces:
     def test_listed_images_that_do_not_exist(self, tmp_path):
         layouts.lfw(tmp_path, TRAIN, TEST)
         layouts.lines(tmp_path / "peopleDevTest.txt", "1", "Bob_0\t3")
-        message = r"names 2 of \d+ images that do not exist: .*Bob_0_0002\.jpg, .*Bob_0_0003\.jpg; get them"
+        message = r"2 of \d+ images.*Bob_0_0002\.jpg, .*Bob_0_0003\.jpg"
         with pytest.raises(MissingDataError, match=message):
             load("lfw", root=tmp_path)
 
@@ -285,5 +285,5 @@ class TestFaces:
 
     def test_a_folder_without_people(self, tmp_path):
         (tmp_path / "lfw").mkdir()
-        with pytest.raises(MissingDataError, match=r"lfw has no images <Person_Name>/<Person_Name>_0001\.jpg. Unpack"):
+        with pytest.raises(MissingDataError, match=r"lfw.*<Person_Name>/<Person_Name>_0001\.jpg"):
             load("lfw", root=tmp_path)

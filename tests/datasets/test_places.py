@@ -145,17 +145,17 @@ class TestItems:
 
 class TestWrong:
     def test_missing_file(self, tmp_path):
-        message = r"places: these are missing:\n  .*/places\.csv\nWrite a line for each image there"
+        message = r"places: .*:\n  .*/places\.csv\n"
         with pytest.raises(MissingDataError, match=message):
             load("places", root=tmp_path)
-        with pytest.raises(ValueError, match="places needs a root"):
+        with pytest.raises(ValueError, match="needs a root"):
             load("places")
 
     @pytest.mark.parametrize("value", ["abc", "", "nan", "inf"])
     def test_positions_that_are_no_numbers(self, tmp_path, value):
         rows = street()
         rows[3]["y"] = rows[5]["y"] = value
-        with pytest.raises(ValueError, match=rf"y must be numbers, got '{value}' in line 5 \(2 such lines: 5, 7\)"):
+        with pytest.raises(ValueError, match=rf"y must.*'{value}' in line 5 \(2.*: 5, 7\)"):
             load("places", root=layouts.places(tmp_path, rows))
 
     def test_images_that_do_not_exist(self, tmp_path):
@@ -173,7 +173,7 @@ class TestWrong:
         rows = street()
         rows[3]["path"] = path
         layouts.table(layouts.places(tmp_path, street()) / "places.csv", rows)
-        message = rf"places\.csv names 1 of 20 images that do not exist: {tmp_path / path}; get"
+        message = rf"places\.csv.*1 of 20 images.*{tmp_path / path}; "
         with pytest.raises(MissingDataError, match=message):
             load("places", root=tmp_path)
 
@@ -200,9 +200,9 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("header", "message"),
         [
-            ("image,x,y", "has no column path; it has image, x, y"),
-            ("path,x,northing", "has no positions: it needs the columns x and y, or .* it has path, x, northing"),
-            ("path,x,y,z", "has 4 columns, but 3 values in line 2"),
+            ("image,x,y", "no column path.*image, x, y"),
+            ("path,x,northing", "no positions.*x and y, .*path, x, northing"),
+            ("path,x,y,z", "4 columns.*3.*line 2"),
         ],
     )
     def test_other_columns(self, tmp_path, header, message):
@@ -213,9 +213,9 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("place", "message"),
         [
-            ((91, 0), "lat must be from -90 to 90 degrees, got '91' in line 2"),
-            ((0, -181), "lon must be from -180 to 180 degrees, got '-181'"),
-            ((0, 0), "lat and lon are both 0 in 1 rows, such as line 2.* leave these images out"),
+            ((91, 0), "lat.*-90.*90 degrees.*'91'.*line 2"),
+            ((0, -181), "lon.*-180.*180 degrees.*'-181'"),
+            ((0, 0), "lat and lon.*0 in 1 rows.*line 2"),
         ],
     )
     def test_places_off_the_earth(self, tmp_path, place, message):
@@ -225,36 +225,36 @@ class TestWrong:
 
     def test_files_that_are_no_tables(self, tmp_path):
         layouts.lines(tmp_path / "places.csv", "path,x,y")
-        with pytest.raises(ValueError, match=r"places\.csv names no image: write a line for each image"):
+        with pytest.raises(ValueError, match=r"places\.csv names no image"):
             load("places", root=tmp_path)
         layouts.lines(tmp_path / "places.csv", "", "path,x,y,,", "", '"two\nlines.png",1,2,,', "a.png,1,here,,")
-        with pytest.raises(ValueError, match=r"y must be numbers, got 'here' in line 6"):
+        with pytest.raises(ValueError, match="y must.*'here' in line 6"):
             load("places", root=tmp_path)
         layouts.lines(tmp_path / "places.csv", "path,x,y,x")
-        with pytest.raises(ValueError, match=r"columns must have different names, got path, x, y, x"):
+        with pytest.raises(ValueError, match="columns.*path, x, y, x"):
             load("places", root=tmp_path)
         (tmp_path / "places.csv").write_bytes(b"path,x,y\n\xff\xfe,1,2\n")
-        with pytest.raises(ValueError, match=r"places\.csv is not in UTF-8"):
+        with pytest.raises(ValueError, match=r"places\.csv.*UTF-8"):
             load("places", root=tmp_path)
         (tmp_path / "places.csv").write_bytes(b"")
-        with pytest.raises(ValueError, match=r"has no column path; it has none"):
+        with pytest.raises(ValueError, match="no column path.*none"):
             load("places", root=tmp_path)
 
     @pytest.mark.parametrize(("validation", "test"), [(0.5, 0.5), (0.0, 0.2), (0.2, 1.0)])
     def test_fractions(self, tmp_path, validation, test):
-        with pytest.raises(ValueError, match=r"must lie in \(0, 1\)|must have a sum below 1"):
+        with pytest.raises(ValueError, match=r"\(0, 1\)|sum below 1"):
             load("places", root=layouts.places(tmp_path, street()), validation=validation, test=test)
 
     @pytest.mark.usefixtures("as_in_production")
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"positions": torch.zeros(3, 2)}, "positions must have one value for each of 2 labels, got 3"),
-            ({"angles": torch.zeros(3)}, "angles must have one value for each of 2 labels, got 3"),
-            ({"is_query": torch.ones(1).bool()}, "is_query must have one value for each of 2 labels, got 1"),
-            ({"positions": torch.zeros(2, 2).bool()}, r"positions must be numbers of shape \(N, X\), got torch.bool"),
+            ({"positions": torch.zeros(3, 2)}, "positions.*2 labels.*3"),
+            ({"angles": torch.zeros(3)}, "angles.*2 labels.*3"),
+            ({"is_query": torch.ones(1).bool()}, "is_query.*2 labels.*1"),
+            ({"positions": torch.zeros(2, 2).bool()}, r"positions.*\(N, X\).*torch.bool"),
             ({"positions": torch.tensor([[0.0, 1.0], [math.nan, 0.0]])}, r"must be finite, got \[nan, 0.0\] for .*b"),
-            ({"angles": torch.tensor([math.nan, math.inf])}, "angles must be degrees, or NaN .*, got inf for .*b"),
+            ({"angles": torch.tensor([math.nan, math.inf])}, "angles.*NaN.*got inf for .*b"),
         ],
     )  # fmt: skip
     def test_tensors_that_do_not_fit(self, tmp_path, change, message):

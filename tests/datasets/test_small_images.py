@@ -135,7 +135,7 @@ class TestPlaces:
     def test_the_pickled_version_is_not_read(self, tmp_path):
         (tmp_path / "cifar-10-batches-py").mkdir()
         (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-        with pytest.raises(MissingDataError, match="lam never reads the pickled Python version"):
+        with pytest.raises(MissingDataError, match="pickled Python version"):
             load("cifar10", root=tmp_path)
 
 
@@ -178,7 +178,7 @@ class TestReadIdx:
         path = layouts.packed(tmp_path / "large.gz", layouts.idx(np.zeros((5, 2))) + bytes(100 << 20))
         tracemalloc.start()
         try:
-            with pytest.raises(ValueError, match=r"must hold 10 values of shape \(5, 2\), got more"):
+            with pytest.raises(ValueError, match=r"10 values.*\(5, 2\).*got more"):
                 read_idx(path)
             assert tracemalloc.get_traced_memory()[1] < 16 << 20
         finally:
@@ -210,7 +210,7 @@ class TestDamaged:
 
     def test_a_label_that_is_none(self, tmp_path):
         (layouts.cifar10(tmp_path) / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(b"\x0b" * layouts.RECORD)
-        with pytest.raises(ValueError, match=r"data_batch_3\.bin must hold labels from 0 to 9, got 11"):
+        with pytest.raises(ValueError, match=r"data_batch_3\.bin.*0 to 9, got 11"):
             load("cifar10", root=tmp_path)
 
     @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ class TestDamaged:
     @pytest.mark.parametrize("content", [b"", b"no MATLAB file at all", b"MATLAB 5.0" + b"\0" * 200])
     def test_svhn_that_is_no_matlab_file(self, tmp_path, content):
         (layouts.svhn(tmp_path) / "test_32x32.mat").write_bytes(content)
-        with pytest.raises(ValueError, match=r"test_32x32\.mat cannot be read as a MATLAB file"):
+        with pytest.raises(ValueError, match=r"test_32x32\.mat.*MATLAB"):
             svhn.test_images(root=tmp_path)
 
 
@@ -277,7 +277,7 @@ class TestDownload:
 
     def test_never_goes_where_a_system_package_belongs(self, downloads, monkeypatch, tmp_path):
         monkeypatch.delenv("LAM_DATA", raising=False)
-        with pytest.raises(MissingDataError, match="fashionmnist: download=True needs a folder for the files, root="):
+        with pytest.raises(MissingDataError, match="fashionmnist: download=True.*root="):
             with_system_root(tmp_path / "system").splits(download=True)
         assert downloads == []
 
@@ -287,7 +287,7 @@ class TestDownload:
             raise RuntimeError("File not found or corrupted.")
 
         monkeypatch.setattr(f"torchvision.datasets.{called}", fail)
-        with pytest.raises(MissingDataError, match=rf"could not download {name} to {tmp_path}: File not found or"):
+        with pytest.raises(MissingDataError, match=f"download {name} to {tmp_path}: "):
             load(name, root=tmp_path, download=True)
 
 

@@ -41,19 +41,19 @@ def test_a_run_takes_them_with_the_images_that_it_keeps(tmp_path: Path) -> None:
         places = [int((whole.images == image).flatten(1).all(1).nonzero()[0]) for image in part.images]
         assert torch.equal(part.soft_labels, whole.soft_labels[places])
     np.save(tmp_path / "short.npy", np.full((29, 10), 0.1))
-    with pytest.raises(ValueError, match=r"short.npy must hold a row for each of 30 images, got shape \(29, 10\)"):
+    with pytest.raises(ValueError, match=r"short.npy.*30 images.*\(29, 10\)"):
         load_data(replace(data, soft_labels=str(tmp_path / "short.npy")))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=f"{CIFAR10H} is missing: get it from CIFAR-10H"):
+    with pytest.raises(MissingDataError, match=f"{CIFAR10H}.*missing.*CIFAR-10H"):
         read_soft_labels(tmp_path, 20)
-    with pytest.raises(MissingDataError, match=r"mine.npy is missing: give a .npy file of class probabilities"):
+    with pytest.raises(MissingDataError, match="mine.npy is missing.*probabilities"):
         read_soft_labels(tmp_path / "mine.npy", 20)
-    with pytest.raises(ValueError, match=r"a row for each of 10000 images, got shape \(20, 10\)"):
+    with pytest.raises(ValueError, match=r"row.*10000 images.*\(20, 10\)"):
         read_soft_labels(made(tmp_path), 10000)
     np.save(tmp_path / "counts.npy", np.full((2, 10), 5.0))
-    with pytest.raises(ValueError, match="add up to 1, got .* at row 0"):
+    with pytest.raises(ValueError, match="up to 1, .* row 0"):
         read_soft_labels(tmp_path / "counts.npy", 2)
 
 
@@ -69,7 +69,5 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes) -> No
     if content == b"cut":
         np.save(path, np.full((2, 2), 0.5))
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(
-        ValueError, match=r"labels\.npy is not a NumPy file of numbers: ((?!unsafe).)*; write it with numpy.save$"
-    ):
+    with pytest.raises(ValueError, match=r"labels\.npy.*NumPy.*: ((?!unsafe).)*numpy.save$"):
         read_soft_labels(path, 2)

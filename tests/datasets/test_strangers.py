@@ -81,7 +81,7 @@ def test_what_cannot_be_set_aside_is_refused() -> None:
     one, other = TensorImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0]), classes="ab"), splits_of(2).train
     both = TensorImages(other.images, other.labels, classes="ab")
     seed = next(seed for seed in range(9) if 0 in hold_out_classes(splits_of(2), 0.5, seed=seed).strangers.labels)
-    with pytest.raises(ValueError, match="holding out 1 of 2 classes leaves the test split without an item"):
+    with pytest.raises(ValueError, match="1 of 2 classes.*test split"):
         hold_out_classes(Splits(both, both, one), 0.5, seed=seed)
 
 
@@ -94,7 +94,7 @@ def test_places_have_no_classes_to_set_aside() -> None:
     part = Places(torch.zeros(40, 1, 2, 2), torch.arange(40))
     splits = Splits(part, part, part)
     assert hold_out_classes(splits, seed=0) is splits
-    with pytest.raises(ValueError, match=r"places have no classes"):
+    with pytest.raises(ValueError, match="places.*no classes"):
         hold_out_classes(splits, 0.1, seed=0)
 
 
@@ -118,5 +118,5 @@ def test_of_questions_with_answers_questions_are_the_strangers() -> None:
     splits = Splits(alone, alone, alone)
     orders = (torch.randperm(2, generator=torch.Generator().manual_seed(seed)) for seed in range(9))
     seed = next(seed for seed, order in enumerate(orders) if order[0] == 0)  # of the class of the only question
-    with pytest.raises(ValueError, match="holding out 1 of 2 classes leaves the train split without an item"):
+    with pytest.raises(ValueError, match="1 of 2 classes.*train split"):
         hold_out_classes(splits, 0.5, seed=seed)

@@ -74,7 +74,7 @@ def test_parts_by_file(tmp_path: Path) -> None:
     splits = datasets.load("texts", root=tmp_path)
     assert splits.validation.names == tuple(text for text, _ in ROWS[20:25])
     csv_of(tmp_path / "val.csv.gz", "text,label", ROWS)
-    with pytest.raises(ValueError, match=r"has val\.csv and val\.csv\.gz: keep one of them"):
+    with pytest.raises(ValueError, match=r"val\.csv and val\.csv\.gz"):
         datasets.load("texts", root=tmp_path)
 
 
@@ -87,14 +87,14 @@ def test_files_of_parts_may_be_in_upper_case_and_others_are_named(tmp_path: Path
     assert len(told) == 1
     assert [part.texts[0][-1] for part in (splits.train, splits.validation, splits.test)] == ["0", "1", "2"]
     csv_of(tmp_path / "test.csv", "text,label", ROWS)
-    with pytest.raises(ValueError, match="has Test.csv and test.csv: keep one of them"):
+    with pytest.raises(ValueError, match="Test.csv and test.csv"):
         datasets.load("texts", root=tmp_path)
 
 
 def test_parts_by_a_column(tmp_path: Path) -> None:
     rows = [(*row, ("Training", "train", "dev", "TEST")[number % 4]) for number, row in enumerate(ROWS)]
     path = csv_of(tmp_path / "mine.csv", "text,label,Split", rows)
-    with pytest.warns(Note, match="the column split .*, 16 for train, 7 for validation, 7 for test"):
+    with pytest.warns(Note, match="column split.*16 for train, 7 for validation, 7 for test"):
         splits = datasets.load("texts", root=path)
     parts = {"train": splits.train, "dev": splits.validation, "TEST": splits.test}
     for value, part in parts.items():
@@ -119,9 +119,9 @@ def test_a_column_split_of_another_meaning_is_metadata(tmp_path: Path, value: st
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (("train", "holdout"), r"mine.csv:3: split must be one of train, .*, got 'holdout'; or rename the column"),
-        (("train", ""), r"mine.csv:3: split must be one of .*, got ''"),
-        (("test", "val"), "the column split has rows 15 for test, 15 for validation, none for train"),
+        (("train", "holdout"), "mine.csv:3: split.*train, .*'holdout'.*column"),
+        (("train", ""), "mine.csv:3: split.*''"),
+        (("test", "val"), "column split.*15 for test, 15 for validation, none for train"),
     ],
 )
 def test_a_column_split_that_names_other_parts(tmp_path: Path, values: tuple[str, str], message: str) -> None:
@@ -202,13 +202,13 @@ def test_long_labels_are_cut_and_stay_different(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "options", "message"),
     [
-        ("body,label", {}, r"has no column text; it has body, label: name the columns by the options text and label"),
-        ("text,kind", {}, "has no column label; it has text, kind: name the columns"),
-        ("text,label", {"text": "body"}, "has no column body; it has text, label"),
-        ("text,label", {"question": "text"}, "question and answer go together: name both columns, or neither"),
-        ("text,label", {"question": "text", "answer": "label", "text": "text"}, "name either the column of texts"),
-        ("text,label", {"validation": 0.5, "test": 0.5}, "has 30 items, too few to carve test and validation out"),
-        ("text,label", {"max_bytes": 2}, "max_bytes must be a number of bytes, at least 4, got 2"),
+        ("body,label", {}, "no column text.*body, label.*options text and label"),
+        ("text,kind", {}, "no column label.*text, kind"),
+        ("text,label", {"text": "body"}, "no column body.*text, label"),
+        ("text,label", {"question": "text"}, "question and answer.*both columns"),
+        ("text,label", {"question": "text", "answer": "label", "text": "text"}, "either the column"),
+        ("text,label", {"validation": 0.5, "test": 0.5}, "30 items.*test and validation"),
+        ("text,label", {"max_bytes": 2}, "max_bytes.*bytes.*4.*2"),
     ],
 )
 def test_columns_that_are_not_there(tmp_path: Path, header: str, options: dict, message: str) -> None:
@@ -227,14 +227,14 @@ def test_a_table_of_texts_alone_needs_no_labels(tmp_path: Path, header: str, opt
 
 def test_an_empty_text_or_label_is_named_by_its_line(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "mine.csv", "text,label", [*ROWS, ("", "cats")])
-    with pytest.raises(ValueError, match=r"mine\.csv: text must not be empty, got '' in line 32"):
+    with pytest.raises(ValueError, match=r"mine\.csv: text.*'' in line 32"):
         datasets.load("texts", root=path)
     (tmp_path / "mine.json").write_text(json.dumps([{"text": "a", "label": "b"}, {"text": "a"}], indent=1))
-    with pytest.raises(ValueError, match=r"mine\.json: label must not be empty, got '' in object 2"):
+    with pytest.raises(ValueError, match=r"mine\.json: label.*'' in object 2"):
         datasets.load("texts", root=tmp_path / "mine.json")
-    with pytest.raises(ValueError, match="texts must not be empty, got an empty one at index 1"):
+    with pytest.raises(ValueError, match="texts.*index 1"):
         Texts(["a", " "], torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="texts must have one value for each of 1 labels, got 2"):
+    with pytest.raises(ValueError, match="texts.*1 labels.*2"):
         Texts(["a", "b"], torch.tensor([0]))
 
 
@@ -246,23 +246,23 @@ def test_damaged_files_are_named(tmp_path: Path, name: str) -> None:
     flipped = packed[:15] + bytes(byte ^ 255 for byte in packed[15:19]) + packed[19:]
     for damaged in (packed[:-20], packed[:5], flipped, content):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{name} is (damaged|not a valid JSON file): "):
+        with pytest.raises(ValueError, match=f"{name}.*(damaged|JSON)"):
             datasets.load("texts", root=tmp_path / name)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"there is no file .*none\.csv; give a file of texts"):
+    with pytest.raises(MissingDataError, match=r"no file.*none\.csv.*texts"):
         datasets.load("texts", root=tmp_path / "none.csv")
-    with pytest.raises(MissingDataError, match="has no file train"):
+    with pytest.raises(MissingDataError, match="no file train"):
         datasets.load("texts", root=tmp_path)
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"a\.txt must be one of \.csv, "):
+    with pytest.raises(ValueError, match=r"a\.txt.*\.csv, "):
         datasets.load("texts", root=tmp_path / "a.txt")
     (tmp_path / "a.json").write_text("[1]")
-    with pytest.raises(ValueError, match="must hold a list of objects, such as"):
+    with pytest.raises(ValueError, match="list of objects"):
         datasets.load("texts", root=tmp_path / "a.json")
     (tmp_path / "a.json").write_text("[")
-    with pytest.raises(ValueError, match=r"a\.json is not a valid JSON file"):
+    with pytest.raises(ValueError, match=r"a\.json.*valid JSON"):
         datasets.load("texts", root=tmp_path / "a.json")
 
 
@@ -272,9 +272,9 @@ def test_a_list_or_an_object_is_no_text_and_no_label(value: object, column: str,
     rows = [{"question": "who?", "answer": "me", "label": "a", "tags": ["x"]} for _ in range(3)]
     path = tmp_path / "a.json"
     path.write_text(json.dumps([*rows, {**rows[0], column: value}]))
-    with pytest.raises(ValueError, match=rf"{column} must be one value, got '.*' in object 4 .*: write a row for each"):
+    with pytest.raises(ValueError, match=f"{column}.*one value.*in object 4"):
         datasets.load("texts", root=path)
-    with pytest.raises(ValueError, match=f"{column} must be one value"):
+    with pytest.raises(ValueError, match=f"{column}.*one value"):
         read(root=path, preprocessing=TextPreprocessing())
     if column != "question":
         assert len(datasets.texts.ood_items(root=path, like=Texts(["a"], torch.zeros(1).long()))) == 4
@@ -287,7 +287,7 @@ def test_ood_items_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
     assert ood.names == ("one", "two")
     assert ood.shape == (32,)
     digits = datasets.load("digits").test
-    with pytest.raises(ValueError, match=r"descriptions has items of shape \(4096,\), but digits of \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"descriptions.*\(4096,\).*digits.*\(1, 8, 8\)"):
         datasets.load_ood("descriptions", like=digits)
 
 
@@ -299,9 +299,9 @@ def test_empty_cells_are_skipped_and_counted(tmp_path: Path, name: str, empty: t
         csv_of(tmp_path / name, "text,label", rows)
     else:
         (tmp_path / name).write_text(json.dumps([{"text": text, "label": label, "row": 7} for text, label in rows]))
-    with pytest.raises(ValueError, match=r"must not be empty, got .* \(2 such \w+s: \d+, \d+\): .*--skip-damaged"):
+    with pytest.raises(ValueError, match=r"empty.*\(2 such \w+s: \d+, \d+\).*--skip-damaged"):
         datasets.load("texts", root=tmp_path / name)
-    with pytest.warns(Note, match=rf"2 of {len(ROWS) + 2} .* have an empty text or label and are left out: \d+, \d+"):
+    with pytest.warns(Note, match=rf"2 of {len(ROWS) + 2} .*empty.*: \d+, \d+"):
         parts = datasets.load("texts", root=tmp_path / name, skip_empty=True).parts().values()
     assert sorted(text for part in parts for text in part.texts) == sorted(text for text, _ in ROWS)
     if name == "mine.json":
@@ -310,7 +310,7 @@ def test_empty_cells_are_skipped_and_counted(tmp_path: Path, name: str, empty: t
 
 def test_questions_alone_need_no_answers(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "asked.csv", "question,answer", [("who won?", ""), ("how do I boil an egg?", "")])
-    with pytest.raises(ValueError, match="answer must not be empty"):
+    with pytest.raises(ValueError, match="answer.*empty"):
         datasets.texts.read(root=path, preprocessing=TextPreprocessing())
     for texts in (
         datasets.texts.read(root=path, preprocessing=TextPreprocessing(), answered=False),
@@ -324,16 +324,16 @@ def test_questions_alone_need_no_answers(tmp_path: Path) -> None:
 def test_queries_may_have_another_column_than_the_table_of_the_run(tmp_path: Path, header: str, found: str) -> None:
     path = csv_of(tmp_path / "asked.csv", header, ROWS)
     columns, options = Columns(question="title", answer="body"), {"root": path, "preprocessing": TextPreprocessing()}
-    with pytest.warns(Note, match=f"asked.csv has no column title: its column {found} is read"):
+    with pytest.warns(Note, match=f"asked.csv.*no column title.*column {found}"):
         assert read(**options, columns=columns, answered=False).texts == tuple(text for text, _ in ROWS)
-    with pytest.raises(ValueError, match="has no column title, body"):
+    with pytest.raises(ValueError, match="no column title, body"):
         read(**options, columns=columns)
 
 
 def test_a_part_without_a_text_is_named(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", "text,label", ROWS)
     csv_of(tmp_path / "test.csv", "text,label", [])
-    with pytest.raises(ValueError, match=r"test\.csv holds no text: give at least one"):
+    with pytest.raises(ValueError, match=r"test\.csv.*no text"):
         datasets.load("texts", root=tmp_path)
 
 
@@ -359,7 +359,7 @@ def test_a_name_in_capitals_and_semicolons_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ["-1", "-1.0", "nan", "NaN", "<NA>", "NaT", "null", "N/A", "#N/A"])
 def test_a_label_that_means_none(tmp_path: Path, label: str) -> None:
     path = csv_of(tmp_path / "mine.csv", "text,label", [*ROWS, ("a text", label)])
-    with pytest.raises(ValueError, match=rf"label must not mean .*, got '{label}' in line 32"):
+    with pytest.raises(ValueError, match=f"label.*'{label}'.*line 32"):
         datasets.load("texts", root=path)
 
 
@@ -394,6 +394,6 @@ def test_labels_are_the_same_however_their_accents_are_written(tmp_path: Path) -
 def test_labels_that_differ_only_as_numbers_are_named(tmp_path: Path) -> None:
     rows = [{"text": f"text {row}", "label": 1 if row < 15 else 1.0} for row in range(30)]
     (tmp_path / "mine.json").write_text(json.dumps([*rows, *({"text": f"b {row}", "label": 2} for row in range(9))]))
-    with pytest.warns(Note, match=r"'1' and '1.0' differ only in case, blanks or as numbers"):
+    with pytest.warns(Note, match="'1' and '1.0'"):
         parts = datasets.load("texts", root=tmp_path / "mine.json")
     assert parts.train.classes == ("1", "1.0", "2")

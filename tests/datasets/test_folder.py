@@ -113,12 +113,12 @@ def test_sub_folders_that_become_one_class_are_named(tmp_path: Path) -> None:
     make(tmp_path / "plants", {"oak": 10})
     make(tmp_path / "things", {"photos": 10})
     (tmp_path / "labels.csv").write_text("path,label\n")
-    said = r"1 of 3 classes hold several sub-folders with images: animals \(cat, dog\); each is read as one class"
+    said = r"1 of 3 classes.*sub-folders.*animals \(cat, dog\)"
     with pytest.warns(Note) as told:
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert parts.train.classes == ("animals", "plants", "things")
     assert [bool(re.search(said, str(each.message))) for each in told] == [False, True]
-    assert "1 file(s) do not have the suffix of an image and are left out: labels.csv" in str(told[0].message)
+    assert re.search(r"1 file\(s\).*suffix.*labels.csv", str(told[0].message))
 
 
 @pytest.mark.filterwarnings("default:.*differ only in case")
@@ -180,8 +180,8 @@ def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
     make(tmp_path / "dog", {".thumbnails": 4, "a/.thumbnails/small": 4})
     with pytest.warns(Note) as told:
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
-    assert any("9 file(s) lie in hidden folders and are left out" in str(note.message) for note in told)
-    assert any("hold several sub-folders with images: cat (a, b)" in str(note.message) for note in told)
+    assert any("9 file(s) lie in hidden folders" in str(note.message) for note in told)
+    assert any(": cat (a, b)" in str(note.message) for note in told)
     assert parts.train.classes == ("cat", "dog")
     assert len(parts.train) + len(parts.validation) + len(parts.test) == 10
 

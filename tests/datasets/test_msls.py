@@ -79,7 +79,7 @@ def test_missing_files_are_named_with_the_way_to_get_them(root):
 def test_images_that_do_not_exist(root):
     (root / "train_val" / "goa" / "query" / "images" / "goa_q2.jpg").unlink()
     (root / "train_val" / "goa" / "query" / "images" / "goa_q5.jpg").unlink()  # a panorama
-    message = r"goa/query/postprocessed\.csv.*1 of 5 images.*goa_q2\.jpg"
+    message = r"goa/query/postprocessed\.csv.*1 of 5 images.*goa_q2\.jpg; get"
     with pytest.raises(MissingDataError, match=message):
         load("msls", root=root, **OPTIONS)
     with pytest.warns(UserWarning, match="names 1 of 5"):
@@ -95,7 +95,7 @@ def test_images_that_do_not_exist(root):
         ("postprocessed.csv", "500016.0", "here", r"easting must be numbers, got 'here' in line 4 \(1 such line\)"),
         ("postprocessed.csv", "northing", "north", "has no column northing; it has"),
         ("raw.csv", "goa_q4", "goa_q9", "lacks 1 of 6 images, the first goa_q4"),
-        ("raw.csv", "True", "yes", "pano must be one of True, False, 1, 0, got 'yes' in line 2"),
+        ("raw.csv", "True", "yes", "pano.*True, False, 1, 0.*'yes' in line 2"),
     ],
 )
 def test_tables_that_are_wrong(root, file, old, new, message):

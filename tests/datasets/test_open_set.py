@@ -269,8 +269,8 @@ class TestFaces:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (("2", "Bob_0\t1"), r"must say in its first line how many people follow, 1, got '2'"),
-            (("1", "Bob_0 1"), r"must give each person once, a tab and a count, got 'Bob_0 1' in line 2"),
+            (("2", "Bob_0\t1"), "first line.*1, got '2'"),
+            (("1", "Bob_0 1"), "tab and a count.*'Bob_0 1' in line 2"),
             (("2", "Bob_0\t1", "Bob_0\t1"), r"got 'Bob_0\\t1' in line 3"),
             (("1", "Bob_0\tmany"), r"got 'Bob_0\\tmany' in line 2"),
             ((), r"how many people follow, 0, got ''"),

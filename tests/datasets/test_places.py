@@ -180,14 +180,11 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (
-                {"split": "holdout"},
-                "split must be one of train, .*validation, val, .* eval, got 'holdout' in line 2",
-            ),
-            ({"split": "train"}, "leaves no image for validation: add images, or a column split"),
-            ({"role": "gallery"}, "role must be one of query, database, got 'gallery' in line 2"),
-            ({"area": lambda i: "a" * (i > 0)}, "area must not be empty, got '' in line 2"),
-            ({"path": "same.png"}, r"must name each image once, got same\.png 20 times"),
+            ({"split": "holdout"}, "split.*train, .*validation, val, .* eval.*'holdout' in line 2"),
+            ({"split": "train"}, "no image for validation.*column split"),
+            ({"role": "gallery"}, "role.*query, database.*'gallery'.*line 2"),
+            ({"area": lambda i: "a" * (i > 0)}, "area.*''.*line 2"),
+            ({"path": "same.png"}, r"image once.*same\.png 20"),
             ({"angle": "east"}, r"angle must be numbers, got 'east' in line 2 \(20 such lines: 2, 3, 4, 5, 6, ...\)"),
             ({}, "has no column angle; leave out angles=True"),
         ],

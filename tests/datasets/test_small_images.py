@@ -150,12 +150,12 @@ class TestReadIdx:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"", "is not an IDX file of unsigned bytes: it begins with nothing"),
-            (b"\0\0\x08", "is not an IDX file of unsigned bytes: it begins with 00 00 08"),
-            (b"\0\0\x08\0", "is not an IDX file"),
-            (b"\x89PNG....", "is not an IDX file of unsigned bytes: it begins with 89 50 4e 47"),
-            (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "is not an IDX file of unsigned bytes: it begins with 00 00 0d 01"),
-            (b"\0\0\x08\x03\0\0\0\x01\0\0", "is truncated within its header"),
+            (b"", "IDX file.*: .*nothing"),
+            (b"\0\0\x08", "IDX file.*: .*00 00 08"),
+            (b"\0\0\x08\0", "IDX file of"),
+            (b"\x89PNG....", "IDX file.*: .*89 50 4e 47"),
+            (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "IDX file.*: .*00 00 0d 01"),
+            (b"\0\0\x08\x03\0\0\0\x01\0\0", "truncated.*header"),
             (layouts.idx(np.zeros((5, 2)))[:-1], r"must hold 10 values of shape \(5, 2\), got only 9"),
             (layouts.idx(np.zeros((5, 2))) + b"\0", r"must hold 10 values of shape \(5, 2\), got more"),
             (b"\0\0\x08\x03" + b"\xff" * 12 + b"abc", "got only 3"),
@@ -187,8 +187,8 @@ class TestReadIdx:
     @pytest.mark.parametrize(
         ("file", "values", "message"),
         [
-            ("labels-idx1", np.zeros(19), r"one label for every image .*got \(19,\) for 20"),
-            ("labels-idx1", np.zeros((20, 1)), r"one label for every image .*got \(20, 1\)"),
+            ("labels-idx1", np.zeros(19), r"label for every.*\(19,\) for 20"),
+            ("labels-idx1", np.zeros((20, 1)), r"label for every.*\(20, 1\)"),
             ("labels-idx1", np.full(20, 10), "labels from 0 to 9, got 10"),
             ("images-idx3", np.zeros((20, 28, 27)), r"images of 28 x 28, got .*\(20, 28, 27\)"),
             ("images-idx3", np.zeros((0, 28, 28)), "images of 28 x 28"),
@@ -197,7 +197,7 @@ class TestReadIdx:
     )
     def test_files_that_do_not_belong_together(self, tmp_path, file, values, message):
         layouts.packed(layouts.mnist(tmp_path) / f"t10k-{file}-ubyte", layouts.idx(values))
-        with pytest.raises(ValueError, match=rf"t10k-{file}.* must hold {message}"):
+        with pytest.raises(ValueError, match=rf"t10k-{file}.*{message}"):
             mnist.test_images(root=tmp_path)
 
 
@@ -216,7 +216,7 @@ class TestDamaged:
     @pytest.mark.parametrize(
         ("variables", "message"),
         [
-            ({"X": np.zeros((32, 32, 3, 4), np.uint8)}, "has no variable y"),
+            ({"X": np.zeros((32, 32, 3, 4), np.uint8)}, "no variable y"),
             ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones(3)}, r"got X uint8 \(32, 32, 3, 4\) and y \(3"),
             ({"X": np.zeros((32, 32, 3, 4)), "y": np.ones(4)}, "must hold X, bytes of shape"),
             ({"X": np.zeros((32, 3, 32, 4), np.uint8), "y": np.ones(4)}, "must hold X, bytes of shape"),

@@ -80,11 +80,9 @@ def test_a_crop_is_the_centre_enlarged():
 
 
 def test_bad_kinds_and_severities_are_refused():
-    with pytest.raises(
-        ValueError, match="kind must be one of noise, blur, contrast, crop, gaussian-noise, .*, saturate, got 'rain'"
-    ):
+    with pytest.raises(ValueError, match="noise, blur, contrast, crop, gaussian-noise, .*saturate.*'rain'"):
         corrupt(torch.rand(1, 1, 8, 8), "rain", 1, generator=generator())
-    with pytest.raises(ValueError, match="severity must be from 0 to 5, got 6"):
+    with pytest.raises(ValueError, match="severity.*0 to 5.*6"):
         corrupt(torch.rand(1, 1, 8, 8), "noise", 6, generator=generator())
 
 
@@ -94,7 +92,7 @@ def test_greys_have_no_colours_to_change() -> None:
         set(PUBLISHED_KINDS) - set(published_kinds(1)) == {"saturate"} == set(PUBLISHED_KINDS) - set(published_kinds(4))
     )
     for severity in (0, 3):
-        with pytest.raises(ValueError, match="saturate needs images of 3 channels, got 1: .* pixelate, jpeg$"):
+        with pytest.raises(ValueError, match="saturate.*3 channels.*1: .* pixelate, jpeg$"):
             corrupt(torch.rand(2, 1, 8, 8), "saturate", severity, generator=generator())
 
 

@@ -75,7 +75,7 @@ def test_what_would_take_too_much_is_refused_by_its_header(tmp_path: Path, monke
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
     assert open_image(tmp_path / "a.webp").size == (30, 20)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1199)
-    with pytest.raises(ValueError, match=r"a\.webp .*: it would take 9600 bytes to decode, more than 9592: save it as"):
+    with pytest.raises(ValueError, match=r"a\.webp.*9600 bytes.*9592"):
         open_image(tmp_path / "a.webp")
 
 
@@ -89,7 +89,7 @@ def test_white_of_a_ppm_file_is_the_one_that_it_states(tmp_path: Path, magic: st
     with Image.open(path) as image:
         assert np.array_equal(np.asarray(open_image(path)), np.asarray(image))
     path.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=r"a\.ppm cannot be read as an image: .*(truncated|not large enough)"):
+    with pytest.raises(ValueError, match=r"a\.ppm.*(truncated|not large enough)"):
         open_image(path)
 
 
@@ -97,7 +97,7 @@ def test_white_of_a_ppm_file_is_the_one_that_it_states(tmp_path: Path, magic: st
     ("content", "part"),
     [
         (b"BM" + bytes(12) + struct.pack("<LllHHLL", 40, 5000, 5000, 1, 8, 1, 0) + bytes(100), "pixels in runs"),
-        (b"P6\n" + b"#\n" * 2**16, "bytes before the pixels"),
+        (b"P6\n" + b"#\n" * 2**16, "bytes before.*pixels"),
         (b"P3\n2000 2000\n255\n" + b"1 " * 2**22, "bytes of numbers"),
         (b"P2\n20 20\n255\n" + b"#\n" * 2**16, "comments"),
     ],

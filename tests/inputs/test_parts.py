@@ -86,7 +86,7 @@ def test_many_parts_are_refused_at_once(name: str, tmp_path: Path) -> None:
     with pytest.raises(TooManyPartsError, match=message):
         check_parts(content)
     (tmp_path / "image").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"image cannot be read as an image: more than .*{message}"):
+    with pytest.raises(ValueError, match=f"image: more.*{message}"):
         open_image(tmp_path / "image")
     assert time.thread_time() - started < 1  # a decoder would spend minutes; loaded cores are slow
 

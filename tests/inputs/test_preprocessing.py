@@ -1,7 +1,6 @@
 """Preprocessing equals torchvision's on the same image, reads every kind of pixel, and names what it cannot read."""
 
 import json
-import re
 import struct
 import sys
 import zlib
@@ -103,15 +102,15 @@ class TestTensor:
         assert shape is None or preprocessing(photograph()).shape == shape
 
     def test_a_crop_larger_than_an_unresized_image_is_refused(self):
-        with pytest.raises(ValueError, match=r"60 x 90, too small for crop=70; set a size"):
+        with pytest.raises(ValueError, match="60 x 90.*crop=70.*size"):
             Preprocessing(crop=70)(photograph())
 
     def test_an_image_that_would_become_too_large_is_refused(self, tmp_path):
         strip = Image.new("L", (60_000, 1))
-        with pytest.raises(ValueError, match=r"1 x 60000 would become 224 x 13440000; set a crop"):
+        with pytest.raises(ValueError, match="1 x 60000.*224 x 13440000.*crop"):
             Preprocessing(size=224)(strip)
         strip.save(tmp_path / "strip.png")
-        with pytest.raises(ValueError, match=r"strip\.png: an image of"):
+        with pytest.raises(ValueError, match=r"strip\.png: "):
             Preprocessing(size=224)(tmp_path / "strip.png")
 
     def test_an_empty_image_is_refused(self):
@@ -170,7 +169,7 @@ class TestPixels:
 
     @pytest.mark.parametrize("mode", ["F", "LAB"])
     def test_pixels_without_a_conversion_are_refused(self, mode):
-        with pytest.raises(ValueError, match=f"cannot convert pixels of mode {mode} to L .*; save it as RGB"):
+        with pytest.raises(ValueError, match=f"mode {mode} to L.*RGB"):
             Preprocessing(mode="L")(Image.new(mode, (3, 3)))
 
     def test_exif_orientation_is_applied(self, tmp_path):
@@ -201,7 +200,7 @@ class TestOpenImage:
     def test_no_image_is_named(self, tmp_path, content):
         path = tmp_path / "letter.jpg"
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"letter\.jpg is not an image; allowed formats: JPEG, PNG"):
+        with pytest.raises(ValueError, match=r"letter\.jpg.*JPEG, PNG"):
             open_image(path)
 
     @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "avif", "heic"])
@@ -235,17 +234,17 @@ class TestOpenImage:
     def test_heic_without_its_extra_says_what_to_install(self, tmp_path, monkeypatch):
         (tmp_path / "IMG_0001.HEIC").write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf")
         monkeypatch.setitem(sys.modules, "pillow_heif", None)
-        with pytest.raises(ValueError, match=r"cannot be read as an image: it is HEIC .*'lam-retrieval\[heic\]'"):
+        with pytest.raises(ValueError, match=r"HEIC.*'lam-retrieval\[heic\]'"):
             open_image(tmp_path / "IMG_0001.HEIC")
 
     def test_pixels_are_refused_in_one_line(self):
-        with pytest.raises(ValueError, match="must be a path or a Pillow image, got ndarray: give Image.fromarray"):
+        with pytest.raises(ValueError, match="ndarray.*Image.fromarray"):
             unchecked(Preprocessing.__call__)(Preprocessing.imagenet(), np.zeros((8, 8, 3), np.uint8))
 
     def test_missing_file_and_folder(self, tmp_path):
-        with pytest.raises(ValueError, match=r"there is no image .*absent\.png"):
+        with pytest.raises(ValueError, match=r"no image.*absent\.png"):
             open_image(tmp_path / "absent.png")
-        with pytest.raises(ValueError, match=re.escape(f"{tmp_path} cannot be read as an image")):
+        with pytest.raises(ValueError, match=f"{tmp_path}.*image"):
             open_image(tmp_path)
 
     @pytest.mark.parametrize("side", [10_000, 20_000])
@@ -257,7 +256,7 @@ class TestOpenImage:
             for kind, data in chunks
         )
         (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
-        with pytest.raises(ValueError, match=r"bomb\.png cannot be read as an image: .*pixels"):
+        with pytest.raises(ValueError, match=r"bomb\.png.*pixels"):
             open_image(tmp_path / "bomb.png")
 
     @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -272,7 +271,7 @@ class TestOpenImage:
     @pytest.mark.parametrize("size", [(1, 65_536), (65_536, 1)])
     def test_thin_images_are_refused(self, tmp_path, size):
         Image.new("L", size).save(tmp_path / "thin.png")
-        with pytest.raises(ValueError, match=r"thin\.png .*: (1 x 65536|65536 x 1) pixels, a side of more than 65,535"):
+        with pytest.raises(ValueError, match=r"thin\.png.*: (1 x 65536|65536 x 1) pixels.*65,535"):
             open_image(tmp_path / "thin.png")
         Image.new("L", (65_535, 1)).save(tmp_path / "long.png")
         assert open_image(tmp_path / "long.png").size == (65_535, 1)
@@ -281,7 +280,7 @@ class TestOpenImage:
         information = PngImagePlugin.PngInfo()
         information.add_text("comment", "0" * (2 << 20), zip=True)
         Image.new("L", (4, 4)).save(tmp_path / "text.png", pnginfo=information)
-        with pytest.raises(ValueError, match=r"text\.png cannot be read as an image"):
+        with pytest.raises(ValueError, match=r"text\.png.*read"):
             open_image(tmp_path / "text.png")
 
 
@@ -302,24 +301,24 @@ class TestRecord:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"mode": "RGBA"}, "mode must be one of L, RGB, got 'RGBA'"),
-            ({"mode": ["L"]}, "mode must be one of L, RGB"),
-            ({"resampling": "nearest"}, "resampling must be one of bilinear, bicubic, got 'nearest'"),
-            ({"size": 0}, "size must be a positive number of pixels, a .* or None, of at most 8,192, got 0"),
-            ({"size": [4, -4]}, "size must be .* got \\(4, -4\\)"),
+            ({"mode": "RGBA"}, "mode.*L, RGB.*'RGBA'"),
+            ({"mode": ["L"]}, "mode.*L, RGB"),
+            ({"resampling": "nearest"}, "resampling.*bilinear, bicubic.*'nearest'"),
+            ({"size": 0}, "size.*None.*8,192, got 0"),
+            ({"size": [4, -4]}, r"size.*\(4, -4\)"),
             ({"size": [4, 4, 4]}, "size must be"),
             ({"size": 4.5}, "size must be"),
             ({"size": True}, "size must be"),
             ({"crop": "4"}, "crop must be"),
-            ({"size": 20, "crop": 30}, "crop must fit into size, got crop=30 with size=20"),
-            ({"size": [20, 40], "crop": [10, 41]}, "crop must fit into size"),
-            ({"mean": [0.5]}, "mean must have 3 finite number\\(s\\) for mode RGB, got \\(0.5,\\)"),
-            ({"mode": "L", "mean": 0.5}, "mean must have 1 finite"),
-            ({"mode": "L", "std": [float("nan")]}, "std must have 1 finite"),
-            ({"std": ["a", 1, 1]}, "std must have 3 finite"),
-            ({"std": [1.0, 0.0, 1.0]}, "std must be positive"),
-            ({"colour": "RGB", "sizes": 3}, "preprocessing has no field colour, sizes; allowed: mode, size, crop"),
-            ([1, 2], "preprocessing must be a mapping of its fields, got \\[1, 2\\]"),
+            ({"size": 20, "crop": 30}, "crop.*crop=30.*size=20"),
+            ({"size": [20, 40], "crop": [10, 41]}, "crop.*fit into size"),
+            ({"mean": [0.5]}, r"mean.*3 finite number\(s\).*mode RGB.*\(0.5,\)"),
+            ({"mode": "L", "mean": 0.5}, "mean must have 1"),
+            ({"mode": "L", "std": [float("nan")]}, "std must have 1"),
+            ({"std": ["a", 1, 1]}, "std must have 3"),
+            ({"std": [1.0, 0.0, 1.0]}, "std.*positive"),
+            ({"colour": "RGB", "sizes": 3}, "no field colour, sizes.*mode, size, crop"),
+            ([1, 2], r"preprocessing.*\[1, 2\]"),
         ],
     )
     def test_bad_records_are_refused(self, fields, message):
@@ -339,7 +338,7 @@ def test_what_is_not_given_is_as_imagenet_has_it(fields: dict[str, Any], shape: 
     grey = Preprocessing.of({**fields, "mode": "L"})
     assert (grey.mean, grey.std) == (None, None)
     assert Preprocessing.of({**fields, "mean": None}).mean is None
-    for wrong, message in (({"size": -32}, "got -32"), ({"pixels": 3}, "no field pixels"), ([], "must be a mapping")):
+    for wrong, message in (({"size": -32}, "got -32"), ({"pixels": 3}, "no field pixels"), ([], "mapping of its")):
         with pytest.raises(ValueError, match=message):
             Preprocessing.of(wrong)
 

@@ -34,30 +34,30 @@ def test_zero_bytes_are_left_out_and_half_characters_replaced() -> None:
     "inputs", [TextPreprocessing()("one"), torch.randn(2, 384), torch.ones(2, 9, dtype=torch.long)]
 )
 def test_tensors_that_are_no_batch_of_texts_are_refused(inputs: torch.Tensor) -> None:
-    with pytest.raises(TypeError, match=r"a batch of bytes, uint8 \(N, L\), got .*: give torch.stack"):
+    with pytest.raises(TypeError, match=r"batch of bytes, uint8 \(N, L\).*torch.stack"):
         unchecked(texts_of)(inputs)
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "\0\0"])
 def test_an_empty_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="the text is empty: give at least one character"):
+    with pytest.raises(ValueError, match="text is empty"):
         TextPreprocessing()(text)
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), 3])
 def test_what_is_no_text_is_refused(missing: Any) -> None:
-    with pytest.raises(ValueError, match=f"a text must be a string, got {missing}: leave out"):
+    with pytest.raises(ValueError, match=f"text.*string.*{missing}"):
         unchecked(TextPreprocessing.kept)(TextPreprocessing(), missing)
 
 
 @pytest.mark.parametrize("max_bytes", [3, 0, -1])
 def test_length_is_checked(max_bytes: int) -> None:
-    with pytest.raises(ValueError, match="max_bytes must be a number of bytes, at least 4, got"):
+    with pytest.raises(ValueError, match="max_bytes.*bytes.*4"):
         TextPreprocessing(max_bytes=max_bytes)
 
 
 def test_json_tells_texts_from_images() -> None:
     for preprocessing in (TextPreprocessing(max_bytes=99), Preprocessing.imagenet(32)):
         assert preprocessing_from_json(preprocessing.to_json()) == preprocessing
-    with pytest.raises(ValueError, match="the preprocessing of texts has no field size; allowed: max_bytes"):
+    with pytest.raises(ValueError, match="no field size.*max_bytes"):
         preprocessing_from_json({"max_bytes": 8, "size": 3})

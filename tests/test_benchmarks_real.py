@@ -90,11 +90,11 @@ def test_weights_are_read_plain_and_quantized(networks: ModuleType) -> None:
 
 def test_weights_of_another_length_or_type_are_refused(networks: ModuleType) -> None:
     manifest, weights, _ = face_api({"a": np.zeros((2, 3)), "b": np.zeros(2)}, {})
-    with pytest.raises(ValueError, match="end within b: 31 bytes; get the package again"):
+    with pytest.raises(ValueError, match="within b: 31 bytes"):
         networks.read_face_api(manifest, weights[:-1])
     with pytest.raises(ValueError, match="describes 32 bytes of weights, the file has 33"):
         networks.read_face_api(manifest, weights + b"\0")
-    with pytest.raises(ValueError, match="a has numbers of type int32; read are float32, uint8 and uint16"):
+    with pytest.raises(ValueError, match="a has.*int32.*float32, uint8 and uint16"):
         networks.read_face_api(manifest.replace(b"float32", b"int32"), weights)
 
 

@@ -158,9 +158,7 @@ def test_a_transformer_of_hugging_face_takes_named_inputs(tmp_path: Path, head: 
 def test_a_network_that_gives_several_things_is_refused_with_how_to_wrap_it():
     tokens, labels = token_batches()[0]
     with pytest.raises(
-        ValueError,
-        match=r"got BaseModelOutputWithPoolingAndCrossAttentions of last_hidden_state, pooler_output: wrap it in a .* "
-        r'such as self.network\(\*\*inputs\)\["pooler_output"\]',
+        ValueError, match=r'last_hidden_state, pooler_output.*self.network\(\*\*inputs\)\["pooler_output"\]'
     ):
         lam.fit(
             random(PooledBert, 8).bert, [(tokens, labels)], lam.Laplace(margin=0.7, head="identity"), progress=False
@@ -218,8 +216,7 @@ def test_a_layer_trained_on_sentences_is_sure_of_what_it_was_trained_on(sentence
 def test_a_network_that_takes_no_named_inputs_is_refused_with_how_to_wrap_it(sentence_transformer: Any):
     with pytest.raises(
         ValueError,
-        match=r"must take a batch of input_ids, token_type_ids, attention_mask, modality by name, .* wrap it in a "
-        r"module with a forward\(self, \*\*inputs\) that returns embeddings \(N, D\), such as self.network\(inputs\)",
+        match=r"input_ids, token_type_ids, attention_mask, modality.*forward\(self, \*\*inputs\)",
     ):
         lam.fit(sentence_transformer, sentence_batches(sentence_transformer), margin=0.7, progress=False)
 
@@ -346,18 +343,10 @@ def test_half_precision_and_double_precision_outputs():
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (
-            nn.ReLU(),
-            {},
-            r'no linear layer gives .*\. Or let lam.fit add a layer .*: head="train", or, .* head="identity"',
-        ),
-        (
-            nn.Linear(8, 8),
-            {"head": "fc"},
-            r"head 'fc' is not a linear layer of the network; .*\. Or let lam.fit add a layer",
-        ),
-        (nn.ReLU(), {"head": "train", "dimension": 9}, "dimension must be from 2 to 8, the width .* output, got 9"),
-        (nn.ReLU(), {"head": "train", "dimension": 1}, "dimension must be from 2 to 8, .* got 1"),
+        (nn.ReLU(), {}, 'no linear layer.*lam.fit.*: head="train", or, .*head="identity"'),
+        (nn.Linear(8, 8), {"head": "fc"}, "head 'fc'.*lam.fit"),
+        (nn.ReLU(), {"head": "train", "dimension": 9}, "dimension.*2.*8.*width.*output.*9"),
+        (nn.ReLU(), {"head": "train", "dimension": 1}, "dimension.*2.*8.*1"),
         (
             nn.ReLU(),
             {"head": "identity", "dimension": 4},
@@ -368,7 +357,7 @@ def test_half_precision_and_double_precision_outputs():
             {"head": "train"},
             r"got shape \(12, 2, 4\): wrap it .* such as pool\(self.network\(inputs\)",
         ),
-        (nn.LSTM(8, 4), {"head": "train"}, r"got tuple: wrap it in a module .* such as self.network\(inputs\)\[0\]"),
+        (nn.LSTM(8, 4), {"head": "train"}, r"tuple.*self.network\(inputs\)\[0\]"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do(network: nn.Module, options: dict[str, Any], message: str):
@@ -381,8 +370,8 @@ def test_bad_input_is_refused_with_what_to_do(network: nn.Module, options: dict[
     ("features", "labels", "message"),
     [
         (torch.ones(12, 8), torch.arange(12) % 3, "all 12 features are equal"),
-        (torch.randn(12, 8), torch.zeros(12, dtype=torch.long), "all 12 items have one label"),
-        (torch.randn(12, 8), torch.arange(12), "no two of 12 items share a label"),
+        (torch.randn(12, 8), torch.zeros(12, dtype=torch.long), "12 items.*one label"),
+        (torch.randn(12, 8), torch.arange(12), "12 items share"),
     ],
 )
 def test_data_that_a_layer_cannot_be_trained_on_are_refused(features: Tensor, labels: Tensor, message: str):

@@ -166,25 +166,25 @@ def test_a_table_with_names_is_refused_with_what_to_do() -> None:
     pandas = pytest.importorskip("pandas")
     encoder = lam.fit_features(torch.randn(40, 5), torch.arange(40) % 4, torch.eye(3, 5), margin=0.7)
     for inputs in (pandas.DataFrame(torch.randn(4, 5).numpy()).assign(name="a"), pandas.Series(["a", "b"])):
-        with pytest.raises(ValueError, match="inputs must be numbers, got an array of type .*: leave out columns"):
+        with pytest.raises(ValueError, match="inputs must.*array of type.*columns"):
             encoder.embed(inputs)
 
 
 @pytest.mark.parametrize("inputs", [[[0.0] * 5] * 3, {"features": torch.zeros(3, 5)}])
 def test_features_that_are_no_tensor_are_refused_with_what_to_give(inputs: Any) -> None:
     encoder = lam.fit_features(torch.randn(40, 5), torch.arange(40) % 4, torch.eye(3, 5), margin=0.7)
-    with pytest.raises(ValueError, match=r"features must be a tensor, got .*: give torch.as_tensor\(features\)"):
+    with pytest.raises(ValueError, match=r"features.*torch.as_tensor\(features\)"):
         encoder.embed(inputs)
 
 
 def test_names_and_kinds_that_no_network_takes_are_refused_with_what_to_write() -> None:
     encoder = lam.fit(make_network(), make_batches(), margin=0.7, progress=False)
     inputs = make_batches()[0][0]
-    with pytest.raises(ValueError, match="must take a batch of pixel_values, mask by name"):
+    with pytest.raises(ValueError, match="pixel_values, mask"):
         encoder.embed({"pixel_values": inputs, "mask": inputs})
     with pytest.raises(ValueError, match=r"got Image: give preprocessing\(image\)\[None\]"):
         encoder.embed(Image.new("RGB", (8, 8)))
-    with pytest.raises(ValueError, match=r"missing .* 'mask'\): give a batch as a dictionary of its inputs by name"):
+    with pytest.raises(ValueError, match=r"missing .* 'mask'\): .*dictionary"):
         lam.fit(Masked(), make_batches(), margin=0.7, progress=False)
 
 
@@ -212,7 +212,7 @@ def test_a_network_of_torchscript_is_saved_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 8, 8, 1)])
 def test_images_of_other_axes_are_refused_with_what_to_write(shape: tuple[int, ...]) -> None:
     encoder = DeterministicEncoder(models.build("convnet8", dimension=3), "head")
-    with pytest.raises(ValueError, match=r"take inputs of shape .*inputs\[None\].*inputs.permute\(0, 3, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"inputs.*inputs\[None\].*inputs.permute\(0, 3, 1, 2\)"):
         encoder.embed(torch.zeros(shape))
 
 

@@ -43,7 +43,7 @@ def test_a_network_that_was_trained_since_the_fit_is_rejected(use: str, layer: s
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     network(batches[0][0]).square().sum().backward()
     optimizer.step()
-    with pytest.raises(ValueError, match="has changed since the posterior was fitted"):
+    with pytest.raises(ValueError, match="changed since"):
         actions[use]()
     assert not list(tmp_path.iterdir())
 
@@ -120,7 +120,7 @@ def test_the_mean_and_the_samples_of_an_encoder_are_saved_with_it(tmp_path):
     assert torch.equal(again.mean, expected.mean)
     assert torch.equal(again.kappa, expected.kappa)
     encoder.n_samples = 1
-    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="n_samples.*2.*1"):
         encoder.embed(batches)
 
 
@@ -162,9 +162,9 @@ def test_the_whole_data_set_does_not_depend_on_how_it_is_cut(fix):
         encoder = fit(cut, pairs="dataset", **options)
         torch.testing.assert_close(encoder.posterior.curvature.h.float(), one.h.float(), rtol=1e-4, atol=1e-6)
         assert encoder.posterior.curvature.counts == one.counts
-    with pytest.raises(ValueError, match="only a posterior fitted in batches can forget"):
+    with pytest.raises(ValueError, match="posterior fitted.*batches"):
         encoder.forget(cut)
-    with pytest.raises(ValueError, match="only encoders fitted in batches"):
+    with pytest.raises(ValueError, match="only.*fitted in batches"):
         encoder + encoder
 
 
@@ -225,12 +225,12 @@ def test_tuning_by_evidence_forgets_the_trials_and_warns_without_a_maximum():
     assert encoder.tuning is not None
     encoder.tune([], by="marginal_likelihood")
     assert encoder.tuning is None
-    with pytest.raises(ValueError, match="step must be positive and finite, got -1"):
+    with pytest.raises(ValueError, match="step.*-1"):
         encoder.tune([], by="marginal_likelihood", step=-1.0)
     curvature = encoder.posterior.curvature
     negative = replace(curvature, sums=-curvature.sums.abs())
     encoder.posterior = replace(encoder.posterior, curvature=negative)
-    with pytest.warns(UserWarning, match="the evidence has no maximum, so the prior precision went to 1e-08"):
+    with pytest.warns(UserWarning, match="evidence.*no maximum.*1e-08"):
         encoder.tune([], by="marginal_likelihood")
 
 
@@ -269,7 +269,7 @@ def test_an_item_with_no_features_at_all_is_uncertain_not_an_error():
         assert alone.mean.norm() == pytest.approx(0 if bias is None else 1, abs=1e-6)  # without bias: no direction
     without = lam.fit_features(features, labels, torch.eye(3, 5), options=lam.Laplace(margin=0.7, likelihood_scale=1e6))
     assert without.embed(torch.zeros(1, 5)).kappa < 1 < without.embed(features).kappa.median()
-    with pytest.raises(ValueError, match="features are all zero"):
+    with pytest.raises(ValueError, match="features.*zero"):
         lam.fit_features(torch.zeros(12, 5), labels, torch.eye(3, 5), torch.ones(3), margin=0.7)
 
 
@@ -334,7 +334,7 @@ def test_the_last_matches_are_not_forgotten(settings: dict[str, str]):
     matches, lonely = make_batches(1)[0], (torch.randn(3, 6), torch.arange(3))
     encoder = fit([matches, lonely], **settings)
     expected = encoder.embed(lonely[0]).kappa
-    with pytest.raises(ValueError, match="no positive pair would be left, .*: forget fewer batches, or fit again"):
+    with pytest.raises(ValueError, match="no positive.*left.*batches"):
         encoder.forget([matches])
     assert torch.equal(encoder.embed(lonely[0]).kappa, expected)
 

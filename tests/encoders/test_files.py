@@ -46,15 +46,11 @@ def test_named_networks_are_rebuilt_by_name_and_others_must_be_given(tmp_path: P
     loaded = lam.load(tmp_path / "named")
     assert torch.equal(loaded.embed(images).kappa, encoder.embed(images).kappa)
     fit().save(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"cannot rebuild by name: pass one of the same architecture"):
+    with pytest.raises(ValueError, match="rebuild by name"):
         lam.load(tmp_path / "other")
-    with pytest.raises(
-        ValueError, match=r"2\.bias is \(4,\) in the network, \(3,\) in the file; 2\.weight is \(4, 12\)"
-    ):
+    with pytest.raises(ValueError, match=r"2\.bias.*\(4,\).*\(3,\).*2\.weight.*\(4, 12\)"):
         lam.load(tmp_path / "other", make_network(D=4))
-    with pytest.raises(
-        ValueError, match=r"0\.bias is missing in the network; .*features\.0\.bias is missing in the file"
-    ):
+    with pytest.raises(ValueError, match=r"0\.bias.*missing in the network; .*features\.0\.bias.*missing in the file"):
         lam.load(tmp_path / "other", models.build("convnet8", dimension=3))
 
 
@@ -88,7 +84,7 @@ def test_nothing_of_another_kind_is_replaced(tmp_path: Path):
     index = Index(3)
     embeddings = encoder.embed(make_batches())
     index.add(embeddings, range(len(embeddings.kappa)))
-    with pytest.raises(ValueError, match=r"encoder holds other files \(encoder.json, .*\): give another folder"):
+    with pytest.raises(ValueError, match=r"encoder.*other files \(encoder.json, "):
         index.save(tmp_path / "encoder")
     index.save(tmp_path / "index")
     (tmp_path / "run").mkdir()
@@ -96,7 +92,7 @@ def test_nothing_of_another_kind_is_replaced(tmp_path: Path):
     seal(tmp_path / "run", ["metrics.json"])
     for other in ("index", "run"):
         before = {path: path.read_bytes() for path in (tmp_path / other).rglob("*") if path.is_file()}
-        with pytest.raises(ValueError, match=f"{other} holds other files"):
+        with pytest.raises(ValueError, match=f"{other}.*other files"):
             encoder.save(tmp_path / other)
         assert before == {path: path.read_bytes() for path in (tmp_path / other).rglob("*") if path.is_file()}
     encoder.save(tmp_path / "encoder")
@@ -108,7 +104,7 @@ def test_an_encoder_of_features_is_saved_without_a_network(tmp_path: Path):
     encoder = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7)
     encoder.save(tmp_path)
     assert torch.equal(lam.load(tmp_path).embed(features).kappa, encoder.embed(features).kappa)
-    with pytest.raises(ValueError, match="saved without a network"):
+    with pytest.raises(ValueError, match="saved without.*network"):
         lam.load(tmp_path, make_network())
     encoder.export(tmp_path / "program.pt2", features[:2])
     program = torch.export.load(tmp_path / "program.pt2").module()
@@ -123,7 +119,7 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
     content = bytearray(posterior.read_bytes())
     content[-3] ^= 1
     posterior.write_bytes(bytes(content))
-    with pytest.raises(CorruptFileError, match=r"posterior.safetensors is truncated or altered"):
+    with pytest.raises(CorruptFileError, match="posterior.safetensors.*truncated"):
         lam.load(folder, make_network())
     with pytest.raises(CorruptFileError, match="MANIFEST.json is missing"):
         lam.load(tmp_path)
@@ -133,7 +129,7 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
 
     write_json(metadata, {**json.loads(metadata.read_text()), "format": 99})
     seal(folder, [str(path.relative_to(folder)) for path in folder.glob("generation-*/*")])
-    with pytest.raises(ValueError, match="has format 99, this version of lam reads 6"):
+    with pytest.raises(ValueError, match="format 99.*version.*6"):
         lam.load(folder, make_network())
 
 
@@ -165,7 +161,7 @@ def test_a_program_gives_features_as_the_encoder_does() -> None:
 def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
     batches = make_batches()
     encoder = fit(batches)
-    with pytest.raises(ValueError, match="the shape of an input is unknown: give an example"):
+    with pytest.raises(ValueError, match="shape.*input.*unknown"):
         encoder.export(tmp_path / "encoder.pt2")
     encoder.export(tmp_path / "encoder.pt2", batches[0][0])
     program = torch.export.load(tmp_path / "encoder.pt2").module()

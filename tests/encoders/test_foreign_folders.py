@@ -31,25 +31,16 @@ def changed(folder: Path, change: Any) -> Path:
 
 
 RECIPES: list[tuple[Any, str]] = [
-    (
-        lambda recipe: recipe | {"dimension": 10**9},
-        "head.bias is .1000000000,. in the network, .3,. in the file",
-    ),
-    (lambda recipe: recipe | {"channels": 10**9}, "differs from the saved one"),
-    (lambda _: {"name": "torchvision:vit_h_14", "dimension": 3}, "differs from the saved one"),
-    (
-        lambda _: {"name": "torchvision:regnet_x_400mf", "dimension": 3, "stem_width": 10**9},
-        "differs from the saved one",
-    ),
-    (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "differs from the saved one"),
-    (lambda _: {"name": "torchvision:regnet_y_128gf", "dimension": 3}, "differs from the saved one"),
-    (
-        lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9},
-        "num_classes sets the classifier",
-    ),
-    (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe must not hold weights"),
-    (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe must not hold weights"),
-    (lambda recipe: recipe | {"channels": -1}, "cannot be built without memory"),
+    (lambda recipe: recipe | {"dimension": 10**9}, "head.bias.*.1000000000,.*.3,."),
+    (lambda recipe: recipe | {"channels": 10**9}, "differs.*saved"),
+    (lambda _: {"name": "torchvision:vit_h_14", "dimension": 3}, "differs.*saved"),
+    (lambda _: {"name": "torchvision:regnet_x_400mf", "dimension": 3, "stem_width": 10**9}, "differs.*saved"),
+    (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "differs.*saved"),
+    (lambda _: {"name": "torchvision:regnet_y_128gf", "dimension": 3}, "differs.*saved"),
+    (lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9}, "num_classes"),
+    (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe.*hold weights"),
+    (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe.*hold weights"),
+    (lambda recipe: recipe | {"channels": -1}, "without memory"),
     (lambda recipe: recipe | {"channels": [1] * 9}, "names and numbers"),
     (lambda recipe: [recipe] * 10**5, "100000 recipes for"),
     (lambda recipe: "convnet8", "names and numbers"),
@@ -112,7 +103,7 @@ def test_an_own_head_of_another_size_is_refused(tmp_path: Path) -> None:
     metadata = next((tmp_path / "encoder").glob("generation-*/encoder.json"))
     metadata.write_text(metadata.read_text().replace('"hidden": 128', '"hidden": 100000000000'))
     seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
-    with pytest.raises(ValueError, match="differs from the saved one: first.bias is"):
+    with pytest.raises(ValueError, match="differs.*first.bias"):
         lam.load(tmp_path / "encoder")
 
 
@@ -120,7 +111,7 @@ def test_a_recipe_of_very_many_brackets_is_refused(tmp_path: Path) -> None:
     DeterministicEncoder(models.build("convnet8", dimension=3), "head").save(tmp_path / "encoder")
     next((tmp_path / "encoder").glob("generation-*/encoder.json")).write_text("[" * 10**5)
     seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
-    with pytest.raises(ValueError, match="is not valid JSON"):
+    with pytest.raises(ValueError, match="valid JSON"):
         lam.load(tmp_path / "encoder")
 
 
@@ -189,7 +180,7 @@ def test_inputs_of_a_huge_size_are_refused(size: Any, tmp_path: Path) -> None:
     content = json.loads(metadata.read_text())
     metadata.write_text(written(content, ("preprocessing", "size"), size))
     seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
-    with pytest.raises(ValueError, match="size must be a positive number of pixels, .* of at most 8,192"):
+    with pytest.raises(ValueError, match="size.*8,192"):
         lam.load(tmp_path / "encoder")
 
 
@@ -204,8 +195,8 @@ def test_a_recipe_of_sentences_reads_files_of_this_machine_alone(monkeypatch: py
     monkeypatch.setattr(library, "SentenceTransformer", absent)
     recipe = {"name": "sentence-transformers:nobody/huge", "dimension": 3}
     state = {"head.weight": torch.zeros(3, 4)}
-    with pytest.raises(ValueError, match="finds no network 'nobody/huge'"):
+    with pytest.raises(ValueError, match="no network 'nobody/huge'"):
         models.rebuild({**recipe, "sha256": "0" * 64}, state)
-    with pytest.raises(ValueError, match="has no SHA-256 of its weights"):
+    with pytest.raises(ValueError, match="no SHA-256"):
         models.rebuild(recipe, state)
     assert [options["local_files_only"] for options in asked] == [True]

@@ -78,7 +78,7 @@ def test_batches_add_up_and_are_forgotten(kind: dict[str, Any]):
     torch.testing.assert_close(both.posterior.curvature.sums, whole.posterior.curvature.sums, rtol=1e-9, atol=1e-9)
     whole.forget(batches[2:])
     torch.testing.assert_close(whole.posterior.curvature.sums, one.posterior.curvature.sums, rtol=1e-9, atol=1e-9)
-    with pytest.raises(ValueError, match="of 32 items can be forgotten, got 32"):
+    with pytest.raises(ValueError, match="32 items can.*got 32"):
         one.forget(batches[:2])
     with pytest.raises(ValueError, match="same trained weights"):
         _ = one + fit(batches[2:], **{**kind, "layers": ["2"]})
@@ -142,13 +142,10 @@ def test_inputs_come_by_name_and_need_not_all_be_tensors():
 def test_what_it_costs_is_said_before(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]):
     with caplog.at_level(logging.INFO):
         fit(layers="all")
-    cost = (
-        "of 123 weights in 2 layers: 3 backward passes, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item; "
-        "later 492 bytes for each network that is sampled"
-    )
-    assert cost in caplog.text
+    cost = "123 weights.*2 layers.*3 backward.*1,968 bytes, 1,152 bytes.*180 bytes.*492 bytes"
+    assert re.search(cost, caplog.text)
     lam.fit(make_network(), make_batches(), lam.Laplace(margin=0.7, layers="all"))
-    assert cost in capsys.readouterr().err
+    assert re.search(cost, capsys.readouterr().err)
 
 
 def test_mined_pairs_are_those_of_the_last_layers_fit():
@@ -273,7 +270,7 @@ def hooked() -> nn.Sequential:
 def test_a_layer_whose_weight_is_made_of_parameters_has_a_posterior_over_the_rest_of_it():
     normed: Any = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))
     network = nn.Sequential(normed, nn.Tanh(), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=re.escape("leave it out, with layers=['0', '2']")):
+    with pytest.raises(ValueError, match=r"leave it out, with layers=\['0', '2'\]"):
         lam.fit(network, make_batches(), lam.Laplace(margin=0.7, layers="all"), progress=False)
     encoder: Any = lam.fit(network, make_batches(), lam.Laplace(margin=0.7, layers=["0", "2"]), progress=False)
     assert encoder.posterior.curvature.shapes == ((1, 4), (3, 5))
@@ -290,7 +287,7 @@ def test_a_layer_whose_inputs_a_hook_changes_has_a_posterior():
 def test_no_inputs_are_refused():
     encoder = fit(layers="all")
     for embed in (encoder.embed, encoder.predict):
-        with pytest.raises(ValueError, match="there are no inputs to embed"):
+        with pytest.raises(ValueError, match="inputs.*embed"):
             embed(torch.zeros(0, 6))
 
 
@@ -312,76 +309,34 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
     ("network", "layers", "message"),
     [
         *[
-            (make_network(), layers, f'layers must be "last", "all" or a list of paths among 0, 2, got {layers!r}')
+            (make_network(), layers, rf'layers must be "last", "all".*among 0, 2.*{re.escape(repr(layers))}')
             for layers in (["1"], [], "some")
         ],
-        (shared(), "all", "layer '0' (Linear) shares its weights with '2': leave it out, with layers=['4']"),
-        (
-            Twice(),
-            ["again", "last"],
-            "layer 'again' (Linear) runs 2 times in one pass, but must run once",
-        ),
-        (Twice(), ["never", "last"], "layer 'never' (Linear) never runs in one pass"),
-        (
-            Transposed(),
-            "all",
-            "layer 'first' (Linear) has weights that the network also uses elsewhere",
-        ),
-        (
-            Recurrent(),
-            "all",
-            "layer 'memory' (GRU) does not map one tensor to one, with a row for each item: leave it out",
-        ),
-        (
-            with_norm(track_running_stats=False),
-            "all",
-            "'1' (BatchNorm1d) takes mean and variance from the batch",
-        ),
+        (shared(), "all", r"layer '0' \(Linear\) shares.*'2'.*layers=\['4'\]"),
+        (Twice(), ["again", "last"], r"layer 'again' \(Linear\) runs 2"),
+        (Twice(), ["never", "last"], r"layer 'never' \(Linear\) never runs"),
+        (Transposed(), "all", r"layer 'first' \(Linear\).*elsewhere"),
+        (Recurrent(), "all", r"layer 'memory' \(GRU\).*one tensor to one"),
+        (with_norm(track_running_stats=False), "all", r"'1' \(BatchNorm1d\).*mean and variance"),
+        *[(AlwaysTraining(), layers, r"'norm' \(BatchNorm1d\).*mean and variance") for layers in PATHS],
+        (Beside(), "all", r"outputs.*'last'.*layer 'first'.*layers=\['last'\]"),
         *[
-            (AlwaysTraining(), layers, "'norm' (BatchNorm1d) takes mean and variance from the batch")
-            for layers in PATHS
-        ],
-        (Beside(), "all", "the outputs of 'last' do not depend on layer 'first': leave it out, with layers=['last']"),
-        *[
-            (
-                Still(still),
-                "all",
-                "layer 'first' runs without gradients, as under torch.no_grad() or torch.inference_mode(): enable "
-                "them, or leave it out, with layers=['last']",
-            )
+            (Still(still), "all", r"layer 'first'.*gradients.*torch.inference_mode\(\).*layers=\['last'\]")
             for still in (torch.no_grad, torch.inference_mode)
         ],
-        (Still(torch.no_grad, whole=True), ["last"], "layer 'last' runs without gradients"),
-        (
-            Shifted(),
-            "all",
-            "layer '' contains 'last', and has weights of its own (shift): put them into a layer before it, or leave "
-            "it out, with layers=['last']",
-        ),
-        (nn.Sequential(Shifted()), "all", "layer '0' contains '0.last', and has weights of its own (shift)"),
+        (Still(torch.no_grad, whole=True), ["last"], "layer 'last'.*gradients"),
+        (Shifted(), "all", r"layer ''.*'last'.*\(shift\).*layers=\['last'\]"),
+        (nn.Sequential(Shifted()), "all", r"layer '0'.*'0.last'.*\(shift\)"),
         *[
-            (
-                Words(**options),
-                "all",
-                "layer 'words' (Embedding) has no derivative for single items",
-            )
+            (Words(**options), "all", r"layer 'words' \(Embedding\).*no derivative")
             for options in ({"sparse": True}, {"max_norm": 1.0})
         ],
-        (nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1)), "all", "the layer must have at least 2 outputs to lie on a"),
-        (make_network(), None, 'layers must be "last", "all" or a list of paths, got None'),
-        (make_network(), {"0"}, 'layers must be "last", "all" or a list of paths, got {\'0\'}'),
-        (make_network(), [0], 'layers must be "last", "all" or a list of paths, got [0]'),
-        (
-            Placed(),
-            "all",
-            "layer 'place' (Embedding) does not map one tensor to one, with a row for each item: leave it out",
-        ),
-        (
-            hooked(),
-            "all",
-            "layer '0' (Linear) has a weight that a hook sets (use torch.nn.utils.parametrizations): "
-            "leave it out, with layers=['2']",
-        ),
+        (nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1)), "all", "layer.*2 outputs"),
+        (make_network(), None, 'layers must be "last", "all".*None'),
+        (make_network(), {"0"}, r"layers must be .last., .all..*\{'0'\}"),
+        (make_network(), [0], r'layers must be "last", "all".*\[0\]'),
+        (Placed(), "all", r"layer 'place' \(Embedding\).*one tensor to one"),
+        (hooked(), "all", r"layer '0' \(Linear\).*hook.*torch.nn.utils.parametrizations.*layers=\['2'\]"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -389,7 +344,7 @@ def test_layers_that_cannot_be_had_are_refused(
     network: nn.Module, layers: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         lam.fit(network, make_batches(), lam.Laplace(margin=0.7, layers=layers), progress=False)
 
 
@@ -430,14 +385,14 @@ class OfBatch(nn.Module):
 )
 def test_a_network_that_gives_an_item_something_else_in_every_batch_is_refused(change: Any, options: Any):
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match="output for an item depends on the other items of its batch"):
+    with pytest.raises(ValueError, match="depends.*other items"):
         lam.fit(OfBatch(change), make_batches(), lam.Laplace(margin=0.7, **options), progress=False)
 
 
 @pytest.mark.parametrize("options", [{"layers": "last"}, {"head": "identity"}])
 def test_batch_norm_in_training_mode_is_refused_for_the_last_layer_too(options: Any):
     for network in (with_norm(track_running_stats=False), AlwaysTraining()):
-        with pytest.raises(ValueError, match=r"\(BatchNorm1d\) takes mean and variance from the batch"):
+        with pytest.raises(ValueError, match=r"\(BatchNorm1d\).*mean and variance"):
             lam.fit(network, make_batches(), lam.Laplace(margin=0.7, **options), progress=False)
 
 
@@ -458,13 +413,13 @@ def test_inputs_that_cannot_be_cut_by_item_are_taken_as_they_are():
 def test_half_precision_is_refused():
     network = make_network().bfloat16()
     batches = [(inputs.bfloat16(), labels) for inputs, labels in make_batches()]
-    with pytest.raises(ValueError, match=r"has weights of torch.bfloat16, .*network.float\(\)"):
+    with pytest.raises(ValueError, match=r"weights.*torch.bfloat16.*network.float\(\)"):
         lam.fit(network, batches, lam.Laplace(margin=0.7, layers="all"), progress=False)
 
 
 def test_kron_names_the_layers_that_it_has_factors_of():
-    message = "got layer '1' (BatchNorm1d): leave it out, with layers=['0', '3'], or use structure=\"diag\""
-    with pytest.raises(ValueError, match=re.escape(message)):
+    message = r"layer '1' \(BatchNorm1d\).*layers=\['0', '3'\].*use structure=.diag."
+    with pytest.raises(ValueError, match=message):
         lam.fit(with_norm(), make_batches(), lam.Laplace(margin=0.7, layers="all", structure="kron"), progress=False)
     lam.fit(with_norm(), make_batches(), lam.Laplace(margin=0.7, layers=["0", "3"], structure="kron"), progress=False)
     lam.fit(with_norm(), make_batches(), lam.Laplace(margin=0.7, layers="all"), progress=False)
@@ -473,29 +428,16 @@ def test_kron_names_the_layers_that_it_has_factors_of():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"structure": "full"}, "structure must be one of diag, kron, got 'full' with layers='all'"),
-        ({"structure": "low_rank", "rank": 3}, "structure must be one of diag, kron, got 'low_rank'"),
-        ({"structure": "diag", "rank": 3}, 'rank is for structure="low_rank"'),
-        ({"predictive": "exact"}, "predictive must be one of linearised, sampled, got 'exact'"),
-        (
-            {"layers": "last", "predictive": "sampled"},
-            "predictive needs several layers, got 'sampled' with layers=\"last\"",
-        ),
-        ({"head": "train"}, "layers='all' need a network that ends in its own linear layer, got head='train'"),
-        (
-            {"pairs": "dataset"},
-            "layers='all' take pairs within batches, got pairs='dataset': use pairs=\"batch\"",
-        ),
-        (
-            {"curvature": ContrastiveCurvature(0.7, fix="full")},
-            "layers other than the last cannot hold cross terms of two items, which ContrastiveCurvature",
-        ),
-        (
-            {"max_memory": 1000},
-            'structure="diag" of 2 layers with 123 weights takes 1,968 bytes, more than max_memory, 1,000: '
-            "allow more, or name fewer layers",
-        ),
-        ({"structure": "kron", "max_memory": 1000}, 'structure="kron" of 2 layers with 123 weights takes'),
+        ({"structure": "full"}, "structure.*diag, kron.*'full'.*layers='all'"),
+        ({"structure": "low_rank", "rank": 3}, "structure.*diag, kron.*'low_rank'"),
+        ({"structure": "diag", "rank": 3}, 'rank.*structure="low_rank"'),
+        ({"predictive": "exact"}, "predictive.*linearised, sampled.*'exact'"),
+        ({"layers": "last", "predictive": "sampled"}, "predictive.*'sampled'.*layers=.last."),
+        ({"head": "train"}, "layers='all'.*network.*head='train'"),
+        ({"pairs": "dataset"}, "layers='all'.*pairs='dataset'.*pairs=.batch."),
+        ({"curvature": ContrastiveCurvature(0.7, fix="full")}, "layers.*cross terms.*ContrastiveCurvature"),
+        ({"max_memory": 1000}, 'structure="diag".*2 layers.*123 weights.*1,968 bytes.*max_memory, 1,000'),
+        ({"structure": "kron", "max_memory": 1000}, 'structure="kron".*2 layers.*123 weights'),
         (
             {"max_memory": 3000},
             "and 180 bytes an item, exceeds max_memory, 3,000: ",
@@ -506,13 +448,13 @@ def test_options_that_do_not_go_with_layers_are_refused(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         unchecked(fit)(**{"layers": "all", **options})
 
 
 def test_it_is_not_exported(tmp_path: Path):
     encoder = fit(layers="all")
-    with pytest.raises(ValueError, match="a LayersPosterior cannot be exported"):
+    with pytest.raises(ValueError, match="LayersPosterior.*exported"):
         encoder.export(tmp_path / "encoder.pt2", make_batches()[0][0])
 
 
@@ -532,7 +474,7 @@ def test_a_method_trains_and_puts_the_posterior_over_its_layers():
 def test_a_method_refuses_layers_that_its_network_has_not_before_it_trains():
     network = models.build("convnet8", dimension=3)
     before = network.head.weight.detach().clone()
-    with pytest.raises(ValueError, match=r"a list of paths among .*, got \['nose'\]"):
+    with pytest.raises(ValueError, match=r"list of paths.*\['nose'\]"):
         LaplacePosthoc(layers=["nose"]).train(network, images(), training())
     assert torch.equal(network.head.weight, before)
 
@@ -540,16 +482,12 @@ def test_a_method_refuses_layers_that_its_network_has_not_before_it_trains():
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        ("convnet8", {"layers": "all", "max_memory": 10_000}, 'structure="diag" of 3 layers with 6,339 weights takes'),
-        ("convnet8", {"layers": "all", "max_memory": 150_000}, "bytes a batch .* exceeds max_memory, 150,000"),
+        ("convnet8", {"layers": "all", "max_memory": 10_000}, 'structure="diag".*3 layers.*6,339 weights'),
+        ("convnet8", {"layers": "all", "max_memory": 150_000}, "bytes.*exceeds max_memory, 150,000"),
         ("cifar_resnet18", {"layers": "all", "structure": "kron"}, "got layer 'features.bn1'"),
-        ("convnet8", {"head": "train", "structure": "full", "max_memory": 10}, "of a layer with 3 x 4 weights takes"),
-        (
-            "convnet8",
-            {"head": "identity", "structure": "kron", "max_memory": 10},
-            "of a layer with 3 x 3 weights takes",
-        ),
-        ("convnet8", {"head": "train", "dimension": 4}, "dimension must be from 2 to 3, the width of the network's"),
+        ("convnet8", {"head": "train", "structure": "full", "max_memory": 10}, "layer.*3 x 4 weights"),
+        ("convnet8", {"head": "identity", "structure": "kron", "max_memory": 10}, "layer.*3 x 3 weights"),
+        ("convnet8", {"head": "train", "dimension": 4}, "dimension.*2 to 3"),
     ],
 )
 def test_a_method_refuses_what_its_curvature_would_take_before_it_trains(network: str, options: Any, message: str):
@@ -566,7 +504,7 @@ def test_a_hook_may_look_at_what_a_layer_gives_but_not_change_it():
     handle.remove()
     assert torch.equal(encoder.posterior.curvature.sums, fit(batches, layers="all").posterior.curvature.sums)
     network[0].register_forward_hook(lambda _module, _inputs, output: 10 * output)
-    with pytest.raises(ValueError, match=r"layer '0' \(Linear\) has a forward hook that changes its output.*\['2'\]"):
+    with pytest.raises(ValueError, match=r"layer '0' \(Linear\).*forward hook.*\['2'\]"):
         lam.fit(network, batches, lam.Laplace(margin=0.7, layers="all"), progress=False)
     assert (
         lam.fit(network, batches, lam.Laplace(margin=0.7, layers=["2"]), progress=False)

@@ -53,7 +53,7 @@ def test_an_output_that_is_a_positive_multiple_of_the_heads_direction_is_taken(c
     "change", [lambda f: -16 * f, F.relu, lambda f: f + 1, lambda f: f * f.new_tensor([1, 1, 1, 2])]
 )
 def test_an_output_in_another_direction_is_refused(change: Change) -> None:
-    with pytest.raises(ValueError, match=r"no linear layer gives the direction of the network's output \(16, 4\)"):
+    with pytest.raises(ValueError, match=r"no linear.*\(16, 4\)"):
         lam.fit(Ending(change), make_batches(), margin=0.7, progress=False)
 
 
@@ -102,7 +102,7 @@ def test_a_network_without_weights_is_refused() -> None:
     halfway = make_network()
     list(halfway.children())[-1].to("meta")
     for network in (make_network().to("meta"), halfway):
-        with pytest.raises(ValueError, match=r"on the meta device and has no weights"):
+        with pytest.raises(ValueError, match="meta device.*no weights"):
             lam.fit(network, make_batches(), margin=0.7, progress=False)
 
 
@@ -111,16 +111,14 @@ def test_a_network_without_weights_is_refused() -> None:
     [
         (torch.float16, r"inputs.to\(torch.float32\)$"),
         (torch.float64, r"inputs.to\(torch.float32\)$"),
-        (torch.uint8, r"inputs.to\(torch.float32\), scaled and normalised as in training$"),
+        (torch.uint8, r"inputs.to\(torch.float32\), scaled.*training$"),
     ],
 )
 def test_inputs_of_another_type_are_refused_in_words(dtype: torch.dtype, advice: str) -> None:
     batches = make_batches()
     others = [((10 * inputs).to(dtype), labels) for inputs, labels in batches]
     encoder = fit(batches)
-    said = (
-        rf"the network does not take inputs of {dtype} \(.*\): its weights are torch.float32, so convert them, {advice}"
-    )
+    said = f"inputs of {dtype} .*torch.float32.*{advice}"
     for call in (lambda: fit(others), lambda: encoder.embed(others), lambda: encoder.predict(others[0])):
         with pytest.raises(ValueError, match=said):
             call()
@@ -129,13 +127,13 @@ def test_inputs_of_another_type_are_refused_in_words(dtype: torch.dtype, advice:
 def test_inputs_and_features_without_values_or_of_integers_are_refused() -> None:
     batches, encoder = make_batches(), fit()
     for call in (fit, encoder.embed):
-        with pytest.raises(ValueError, match="the inputs are on the meta device"):
+        with pytest.raises(ValueError, match="inputs.*meta device"):
             call([(inputs.to("meta"), labels) for inputs, labels in batches])
     features, labels, weight = torch.randn(8, 6), torch.arange(8) % 2, torch.randn(3, 6)
     for given, message in (
-        ((features.to("meta"), weight), "features must have values"),
-        ((features, weight.to("meta")), "weight must have values"),
-        ((features.byte(), weight), r"features must be of a floating type, got torch.uint8: convert them"),
+        ((features.to("meta"), weight), "features.*values"),
+        ((features, weight.to("meta")), "weight.*values"),
+        ((features.byte(), weight), "features.*torch.uint8"),
     ):
         with pytest.raises(ValueError, match=message):
             unchecked(lam.fit_features)(given[0], labels, given[1], margin=0.7)
@@ -145,25 +143,23 @@ def test_outputs_that_are_too_large_are_called_so() -> None:
     network = make_network()
     with torch.no_grad():
         list(network.children())[-1].weight.mul_(1e30)
-    with pytest.raises(ValueError, match=r"outputs must be at most 4.3e\+09 in size, .* at item 0, output \d"):
+    with pytest.raises(ValueError, match=r"outputs.*4.3e\+09.*size.*item 0, output \d"):
         lam.fit(network, make_batches(), lam.Laplace(margin=0.7, layers="all"), progress=False)
 
 
 def test_rows_of_another_length_are_refused_with_their_shape() -> None:
-    with pytest.raises(ValueError, match=r"does not take inputs of shape \(16, 5\) .*row for each item"):
+    with pytest.raises(ValueError, match=r"inputs.*\(16, 5\).*row for each"):
         fit([(torch.randn(16, 5), torch.arange(16) % 4)])
-    with pytest.raises(ValueError, match=r"got shape \(12,\): give inputs\[None\] for one item alone"):
+    with pytest.raises(ValueError, match=r"shape \(12,\).*inputs\[None\]"):
         fit(make_batches()).embed(make_batches()[0][0][0])
-    with pytest.raises(
-        ValueError, match=r"inputs of shape \(4,\) \(Dimension out of .*; give inputs\[None\] for one item"
-    ):
+    with pytest.raises(ValueError, match=r"inputs.*\(4,\) \(Dimension.*inputs\[None\]"):
         lam.fit(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)), [(torch.randn(4), 0)], margin=0.7)
 
 
 @pytest.mark.parametrize("network", [make_network().to("meta"), nn.Sequential(*make_network()[:2], nn.LazyLinear(3))])
 def test_a_network_without_memory_is_refused_on_loading(network: nn.Module, tmp_path: Path) -> None:
     fit(make_batches()).save(tmp_path)
-    with pytest.raises(ValueError, match=r"^the network has no memory for \d.weight: build it on another device"):
+    with pytest.raises(ValueError, match=r"no memory for \d.weight"):
         lam.load(tmp_path, network)
 
 
@@ -174,7 +170,7 @@ def test_a_state_that_is_no_tensor_is_named_before_training_and_saving(tmp_path:
 
     network = Versioned(*make_network())
     encoder = lam.fit(network, make_batches(), margin=0.7, progress=False)
-    message = "state_dict must hold only tensors, got dict at '_extra_state': leave get_extra_state"
+    message = "state_dict.*dict at '_extra_state'.*get_extra_state"
     with pytest.raises(ValueError, match=message):
         encoder.save(tmp_path / "encoder")
     with pytest.raises(ValueError, match=message):
@@ -194,7 +190,7 @@ def test_errors_of_the_network_itself_are_its_own() -> None:
         def forward(self, input: Tensor) -> Tensor:
             raise RuntimeError("no space left on the device")
 
-    with pytest.raises(RuntimeError, match="^no space left on the device$"):
+    with pytest.raises(RuntimeError, match="^no space left.*device$"):
         lam.fit(Broken(6, 3), make_batches(), margin=0.7, progress=False)
 
 
@@ -206,12 +202,10 @@ def test_labels_that_are_text_are_refused(named: Callable[[Tensor], Any]) -> Non
     others = [(inputs, named(labels)) for inputs, labels in batches]
     encoder = fit(batches)
     for call in (lambda: fit(others), lambda: lam.evaluate(encoder, others), lambda: encoder.tune(others)):
-        with pytest.raises(
-            ValueError, match="labels must be integers, and positions numbers, got .*: number the classes"
-        ):
+        with pytest.raises(ValueError, match="integers.*got.*number the classes"):
             call()
     features = torch.randn(6, 5)
-    with pytest.raises(ValueError, match="labels must be integers"):
+    with pytest.raises(ValueError, match="labels.*integers"):
         unchecked(lam.fit_features)(features, ["a", "b"] * 3, torch.eye(3, 5), margin=0.7)
 
 
@@ -297,7 +291,7 @@ def test_labels_in_the_byte_order_of_another_machine_are_read_and_complex_ones_r
         return [(inputs, labels.numpy().astype(kind)) for inputs, labels in make_batches()]
 
     assert torch.equal(fit(batches(">i8")).posterior.curvature.h, fit(batches("<i8")).posterior.curvature.h)
-    with pytest.raises(ValueError, match=r"labels must be integers, and positions numbers, got torch\.complex64"):
+    with pytest.raises(ValueError, match=r"labels.*torch\.complex64"):
         fit(batches("complex64"))
 
 
@@ -307,7 +301,7 @@ def test_labels_in_the_byte_order_of_another_machine_are_read_and_complex_ones_r
 def test_a_head_that_looks_like_class_logits_gets_a_hint(outputs: int, classes: int, whose: str) -> None:
     network, labels = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs)), torch.arange(240) % classes
     loader = torch.utils.data.DataLoader(Labelled(torch.randn(240, 6), labels), batch_size=240)
-    with pytest.warns(UserWarning, match=rf"the last layer, 2, has {outputs} outputs, as many as {whose} has classes"):
+    with pytest.warns(UserWarning, match=f"last layer, 2.*{outputs} outputs.*{whose}.*classes"):
         lam.fit(network, loader, margin=0.7, progress=False)
 
 
@@ -315,9 +309,7 @@ def test_a_head_that_looks_like_class_logits_gets_a_hint(outputs: int, classes: 
 def test_so_does_a_network_that_gets_a_layer_of_its_own(added: dict[str, Any]) -> None:
     network, labels = nn.Linear(6, 120), torch.arange(240) % 120
     loader = torch.utils.data.DataLoader(Labelled(torch.randn(240, 6), labels), batch_size=240)
-    with pytest.warns(
-        UserWarning, match="the last layer, the network itself, has 120 outputs, as many as the data has"
-    ):
+    with pytest.warns(UserWarning, match="network itself, has 120 outputs"):
         lam.fit(network, loader, lam.Laplace(margin=0.7, **added), progress=False)
 
 
@@ -345,7 +337,7 @@ class Labelled(torch.utils.data.TensorDataset):
 def test_a_kappa_that_is_one_constant_is_told() -> None:
     batches = make_batches()
     sure = fit(batches, prior_precision=1e12, likelihood_scale=1e30)
-    with pytest.warns(UserWarning, match=r"κ is 1e\+08 for all 64 queries, so it orders no answers"):
+    with pytest.warns(UserWarning, match=r"κ.*1e\+08.*64 queries.*no answers"):
         lam.evaluate(sure, batches)
     lam.evaluate(fit(batches), batches)
     lam.evaluate(DeterministicEncoder(make_network(), "2"), batches)
@@ -354,7 +346,7 @@ def test_a_kappa_that_is_one_constant_is_told() -> None:
 def test_inputs_that_a_batch_norm_refuses_are_refused_in_words() -> None:
     network = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 3))
     encoder = lam.fit(network, make_batches(), margin=0.7, progress=False)
-    with pytest.raises(ValueError, match=r"does not take inputs of shape \(6,\) .*one row for each item"):
+    with pytest.raises(ValueError, match=r"inputs.*\(6,\).*row for each"):
         encoder.embed(list(make_batches()[0][0]))
 
 

@@ -58,7 +58,7 @@ def test_batches_of_one_loader_and_a_whole_data_set_are_fitted_alike(structure: 
 def test_a_posterior_without_a_name_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     encoder = fit(make_batches(), structure="diag")
     monkeypatch.setattr(type(encoder), "posteriors", {})
-    with pytest.raises(ValueError, match=r"DiagonalPosterior has no name: .* lam.posteriors.POSTERIORS\['mine'\]"):
+    with pytest.raises(ValueError, match=r"DiagonalPosterior.*lam.posteriors.POSTERIORS\['mine'\]"):
         encoder.save(tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_it_forgets_batches_and_adds_others(structure: str):
     variance = whole.posterior.output_spread()(whole.features(batches)).variance
     if structure in BASES:
         assert whole.posterior.curvature.counts == first.posterior.curvature.counts
-        with pytest.raises(ValueError, match="only Ekfacs with the same output_basis add up"):
+        with pytest.raises(ValueError, match="Ekfacs.*same output_basis"):
             _ = first + second
         return
     features = first.features(batches)
@@ -121,23 +121,23 @@ def test_it_is_exported(structure: str, tmp_path: Path):
 
 
 def test_another_structure_is_refused_and_those_there_are_listed():
-    with pytest.raises(ValueError, match="structure must be one of diag, kron, ekfac, full, low_rank, got 'diagonal'"):
+    with pytest.raises(ValueError, match="structure.*diag, kron, ekfac, full, low_rank.*'diagonal'"):
         fit(structure="diagonal")
-    with pytest.raises(ValueError, match="structure must be one of diag, kron"):
+    with pytest.raises(ValueError, match="structure.*diag, kron"):
         LaplacePosthoc(structure="kronecker")
 
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "full", "low_rank"])
 def test_cross_terms_are_refused_with_what_is_allowed(structure: str):
-    with pytest.raises(ValueError, match=rf'structure="{structure}" holds no cross terms.*use fix="fixed", or'):
+    with pytest.raises(ValueError, match=f'structure="{structure}".*cross terms.*fix="fixed"'):
         fit(structure=structure, curvature=ContrastiveCurvature(0.7, fix="positive"))
-    with pytest.raises(ValueError, match=rf'structure="{structure}" holds no cross terms'):
+    with pytest.raises(ValueError, match=f'structure="{structure}".*cross terms'):
         LaplacePosthoc(structure=structure, fix="full")
 
 
 def test_a_layer_that_does_not_fit_is_refused_with_its_bytes():
     needed = Full.n_bytes(2, 3, 13)
-    with pytest.raises(ValueError, match=rf"3 x 13 weights takes {needed:,} bytes, more than max_memory, 1,000: allow"):
+    with pytest.raises(ValueError, match=f"3 x 13 weights.*{needed:,} bytes.*max_memory, 1,000"):
         fit(structure="full", max_memory=1000)
     fit(structure="full", max_memory=needed)
     least = Kron.n_bytes(2, 3, 13)
@@ -152,36 +152,32 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_bytes():
     ):
         with pytest.raises(ValueError, match=f"allow more{advice}$"):
             fit(structure="full", max_memory=memory)
-    with pytest.raises(ValueError, match="max_memory must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_memory.*1, got 0"):
         fit(max_memory=0)
 
 
 def test_a_rank_is_that_of_a_low_rank():
     with pytest.raises(ValueError, match='structure="low_rank" only, got 8 with'):
         fit(structure="kron", rank=8)
-    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rank.*1, got 0"):
         LaplacePosthoc(structure="low_rank", rank=0)
 
 
 @pytest.mark.parametrize("prior", [0.0, float("nan")])
 def test_without_a_prior_no_factor_may_be_singular(structure: str, prior: float):
-    with pytest.raises(ValueError, match="prior_precision must be positive and finite"):
+    with pytest.raises(ValueError, match="prior_precision.*positive"):
         fit(prior_precision=prior, **options_of(structure))
 
 
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        ({"structure": "kron"}, {"structure": "diag"}, r"only Krons .* add up, got Kron\(.*\) and Diagonal\("),
-        (
-            {"structure": "ekfac"},
-            {"structure": "ekfac"},
-            'each fit has a basis of its own, so fit with structure="kron"',
-        ),
+        ({"structure": "kron"}, {"structure": "diag"}, r"Krons.*Kron\(.*\) and Diagonal\("),
+        ({"structure": "ekfac"}, {"structure": "ekfac"}, 'fit.*structure="kron"'),
         (
             {"structure": "low_rank", "rank": 2},
             {"structure": "low_rank", "rank": 3},
-            r"the same probes add up, got them of shapes \(13, 2\) and \(13, 3\): fit both with one rank",
+            r"same probes.*\(13, 2\) and \(13, 3\).*rank",
         ),
     ],
 )

@@ -138,5 +138,5 @@ def test_weights_of_one_are_taken_by_any_other(
 
 def test_what_does_not_fit_is_named_as_the_network_has_it(tmp_path: Path) -> None:
     torch.save(make_network(D=4).state_dict(), tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"_orig_mod\.2\.bias is \(3,\) in the network, \(4,\) in the file"):
+    with pytest.raises(ValueError, match=r"_orig_mod\.2\.bias.*\(3,\).*\(4,\)"):
         load_weights(compiled(make_network()), tmp_path / "weights.pth")

@@ -1,6 +1,7 @@
 """Wrong dimensions and types are refused by lam itself, before native code: without `assert`, and without pytest."""
 
 import json
+import re
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_an_index_refuses_them_and_keeps_what_it_has(told: dict[str, str]) -> No
         for name in SHAPED[4:]:
             assert told[f"{verb}, {name}"].startswith("ValueError: mean must have shape (N, D)"), name
         for kind in TYPES:
-            assert told[f"{verb}, {kind}"] == f"ValueError: mean must be of a floating-point type, got {kind}"
+            assert re.fullmatch(f"ValueError: mean.*floating-point.*{kind}", told[f"{verb}, {kind}"])
     assert told["held"] == "[7, 8, 9]"
 
 

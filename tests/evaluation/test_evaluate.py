@@ -156,7 +156,7 @@ def test_the_score_by_neighbours_is_that_of_a_double_loop(monkeypatch):
     for row, value in zip(features, got, strict=True):
         cosines = sorted((torch.cosine_similarity(row, other, dim=0).item() for other in reference), reverse=True)
         assert value.item() == pytest.approx(1 - cosines[2], abs=1e-6)
-    with pytest.raises(ValueError, match="at least k = 12 items, got 11"):
+    with pytest.raises(ValueError, match="k = 12.*11"):
         knn_distance(features, Reference.of(reference), k=12)
 
 
@@ -190,17 +190,15 @@ def test_a_score_or_metric_that_is_entered_is_measured_and_named(monkeypatch: py
 def test_bad_input_is_refused():
     encoder = fit()
     batches = make_batches()
-    with pytest.raises(
-        ValueError, match="evaluation in distribution needs a loader that yields batches of inputs with labels"
-    ):
+    with pytest.raises(ValueError, match="loader.*inputs with labels"):
         lam.evaluate(encoder, [batches[0][0]])
-    with pytest.raises(ValueError, match="in-distribution items must be at least 2"):
+    with pytest.raises(ValueError, match="in-distribution items.*2"):
         lam.evaluate(encoder, [(torch.randn(1, 6), torch.tensor([0]))])
-    with pytest.raises(ValueError, match="the OOD set 'ood' is empty"):
+    with pytest.raises(ValueError, match="'ood' is empty"):
         lam.evaluate(encoder, batches, [])
-    with pytest.raises(ValueError, match="there are 5 items and 4 labels"):
+    with pytest.raises(ValueError, match="5 items.*4 labels"):
         lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4))])
-    with pytest.raises(ValueError, match="there are 5 items and 4 labels"):  # which the next makes up for
+    with pytest.raises(ValueError, match="5 items.*4 labels"):  # which the next makes up for
         lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(4)), (torch.randn(4, 6), torch.arange(5))])
 
 
@@ -244,7 +242,7 @@ def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
 def test_a_reference_of_another_encoder_is_refused(costly: bool):
     batches = make_batches(2)
     encoder, reference = fit(batches), Reference.of(torch.randn(9, 3), torch.arange(9) % 2)
-    with pytest.raises(ValueError, match="the reference has features of width 3, these have"):
+    with pytest.raises(ValueError, match="reference.*width 3"):
         lam.evaluate(encoder, batches, reference=reference, n_samples=4, costly=costly)
 
 

@@ -85,12 +85,12 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
     assert "loss elk  RMSE of μ" in printed
     assert f"report: {folder}/report.html" in printed
     assert main(["experiment", "posterior-recovery", "--dimension=1"]) == 1
-    assert "dimension must be at least 2, got 1" in capsys.readouterr().err
+    assert "at least 2, got 1" in capsys.readouterr().err
 
 
 def test_an_experiment_leaves_the_report_of_a_run_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("of a run")
-    with pytest.raises(ValueError, match="holds a report.html that no experiment wrote: give another --output"):
+    with pytest.raises(ValueError, match="report.html.*--output"):
         conduct(PosteriorRecovery(**SHORT["posterior-recovery"]), tmp_path)
     assert (tmp_path / "report.html").read_text() == "of a run"
 
@@ -98,42 +98,42 @@ def test_an_experiment_leaves_the_report_of_a_run_as_it_is(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nothing", "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents, aug"),
-        ("posterior-recovery --depth=3", "there is no setting depth; `lam experiment --help` lists"),
-        ("posterior-recovery --dimension", "dimension needs a value"),
-        ("posterior-recovery --dimension=1", "dimension must be at least 2, got 1"),
+        ("nothing", "no experiment 'nothing'.*posterior-recovery, aninfonce-latents, aug"),
+        ("posterior-recovery --depth=3", "no setting depth.*`lam experiment --help`"),
+        ("posterior-recovery --dimension", "dimension needs a"),
+        ("posterior-recovery --dimension=1", "dimension.*2.*1"),
         ("posterior-recovery --losses=[nice]", "'elk', 'hib' or 'infonce', got 'nice'"),
         ("posterior-recovery --n_batches=abc", "a valid integer, .* got 'abc'"),
-        ("posterior-recovery --losses=[]", "losses must be at least one of mc_infonce, elk, hib, infonce, got none"),
-        ("posterior-recovery --ambiguity=[32,16]", "1 < least < largest, or twice .inf, got 32.0 and 16.0"),
-        ("posterior-recovery --ambiguity=[16,.inf]", "1 < least < largest, or twice .inf, got 16.0 and inf"),
+        ("posterior-recovery --losses=[]", "losses.*mc_infonce, elk, hib, infonce.*none"),
+        ("posterior-recovery --ambiguity=[32,16]", "1 < least < largest.*.inf.*32.0 and 16.0"),
+        ("posterior-recovery --ambiguity=[16,.inf]", "1 < least < largest.*.inf.*16.0 and inf"),
         ("posterior-recovery --posterior=cauchy", "'vmf', 'gaussian' or 'laplace', got 'cauchy'"),
-        ("posterior-recovery --encoder_dimension=1", "encoder_dimension must be at least 2, got 1"),
-        ("aninfonce-latents --dimension=5", "dimension must be even, .* got 5"),
-        ("aninfonce-latents --content=0", "content must be positive and finite, got 0"),
-        ("aninfonce-latents --ways=3", "ways must be 1 or 2, got 3"),
-        ("aninfonce-latents --n_hard=-1", "n_hard must be at least 0, got -1"),
-        ("aninfonce-latents --hard_from=6000", "hard_from must be below n_batches, 6000, got 6000"),
+        ("posterior-recovery --encoder_dimension=1", "encoder_dimension.*2.*1"),
+        ("aninfonce-latents --dimension=5", "dimension.*got 5"),
+        ("aninfonce-latents --content=0", "content.*0"),
+        ("aninfonce-latents --ways=3", "ways.*1 or 2.*3"),
+        ("aninfonce-latents --n_hard=-1", "n_hard.*0.*-1"),
+        ("aninfonce-latents --hard_from=6000", "hard_from.*below n_batches, 6000.*6000"),
         ("aninfonce-latents --others=false", "give n_hard"),
-        ("aninfonce-latents --others=false --n_hard=3 --hard=5", "hard must be below initial, 5, got 5"),
+        ("aninfonce-latents --others=false --n_hard=3 --hard=5", "hard.*5, got 5"),
         ("aninfonce-latents --images=cats", "images: .* got 'cats'"),
-        ("aninfonce-latents --drift=-1", "drift must be at least 0, got -1"),
-        ("aninfonce-latents --vae_epochs=0", "vae_epochs must be at least 1, got 0"),
-        ("augmentation-readout --losses=[]", "losses must be at least one of infonce, aninfonce, unnorm"),
-        ("augmentation-readout --temperature=0", "temperature must be positive and finite, got 0"),
-        ("augmentation-readout --n_corrupted=5", "n_corrupted must be at least 20, got 5"),
-        ("augmentation-readout --crop_scale=2", r"crop_scale must be in \(0, 1\]"),
-        ("varcon-accuracy --batch_sizes=[]", "batch_sizes must be at least one size, got none"),
-        ("varcon-accuracy --few=[1]", "few must be at least 2, got 1"),
-        ("varcon-accuracy --losses=[hinge]", "losses.0: Input should be 'varcon', 'supcon', 'cross_"),
-        ("varcon-accuracy --epsilon=0.1", "epsilon must lie within ±temperature, 0.1, got 0.1"),
+        ("aninfonce-latents --drift=-1", "drift.*0.*-1"),
+        ("aninfonce-latents --vae_epochs=0", "vae_epochs.*1.*0"),
+        ("augmentation-readout --losses=[]", "losses.*infonce, aninfonce, unnorm"),
+        ("augmentation-readout --temperature=0", "temperature.*positive.*0"),
+        ("augmentation-readout --n_corrupted=5", "n_corrupted.*20.*5"),
+        ("augmentation-readout --crop_scale=2", r"crop_scale.*\(0, 1\]"),
+        ("varcon-accuracy --batch_sizes=[]", "batch_sizes.*size.*none"),
+        ("varcon-accuracy --few=[1]", "few.*2.*1"),
+        ("varcon-accuracy --losses=[hinge]", "losses.0.*'varcon', 'supcon', 'cross_"),
+        ("varcon-accuracy --epsilon=0.1", "epsilon.*±temperature, 0.1.*0.1"),
         ("varcon-accuracy --network=vgg", "network: .* got 'vgg'"),
-        ("explicit-concentration --jitter=1", r"jitter must be in \[0, 1\), got 1"),
-        ("explicit-concentration --noise=-1", "noise must be at least 0, got -1"),
-        ("varcon-accuracy --temperature=0", "temperature must be positive and finite, got 0"),
-        ("explicit-concentration --bases=[]", "bases must be at least one of simclr, simsiam, byol, sw"),
-        ("explicit-concentration --weight=-1", "weight must be positive and finite, got -1"),
-        ("explicit-concentration --limit=3", "limit must be at least 40, got 3"),
+        ("explicit-concentration --jitter=1", r"jitter.*\[0, 1\).*1"),
+        ("explicit-concentration --noise=-1", "noise.*0.*-1"),
+        ("varcon-accuracy --temperature=0", "temperature.*positive.*0"),
+        ("explicit-concentration --bases=[]", "bases.*simclr, simsiam, byol, sw"),
+        ("explicit-concentration --weight=-1", "weight.*positive.*-1"),
+        ("explicit-concentration --limit=3", "limit.*40.*3"),
         ("explicit-concentration --data=cars", "data: .* 'folder', got 'cars'"),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
 
 def test_a_learning_rate_that_is_too_large_is_named() -> None:
     experiment = PosteriorRecovery(**SHORT["posterior-recovery"] | {"n_batches": 20}, learning_rate=1e9)
-    with pytest.raises(ValueError, match=r"mc_infonce diverged at batch \d+: lower learning_rate \(now 1e\+09\)"):
+    with pytest.raises(ValueError, match=r"mc_infonce.*batch \d+: lower learning_rate \(now 1e\+09\)"):
         experiment.run(lambda *_: None)
     latents = AnInfoNCELatents(**SHORT["aninfonce-latents"] | {"n_batches": 20}, learning_rate=1e9)
     with pytest.raises(ValueError, match=r"the training diverged: lower learning_rate \(now 1e\+09\)"):
@@ -346,7 +346,7 @@ def test_positive_latents_have_the_density_that_is_asked_for() -> None:
 
 def test_a_dimension_in_which_positives_are_too_rare_is_named() -> None:
     generator = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match=r"in 60 dimensions, with Λ from 5 to 5: lower the dimension, or raise style"):
+    with pytest.raises(ValueError, match="60 dimensions.*Λ from 5 to 5.*dimension.*style"):
         near(uniform_on_sphere(1, 60, generator), torch.full((60,), 5.0), generator)
 
 
@@ -476,11 +476,11 @@ def test_a_file_has_the_name_and_settings_and_the_command_sets_others_above_them
     experiment = load_experiment(str(file), ["--seed=3"])
     assert experiment == PosteriorRecovery(dimension=10, losses=("elk",), seed=3)
     for text, message in (
-        ("name: nothing", "there is no experiment 'nothing'; known are .*, or a YAML file with a name"),
-        ("dimension: 10", "mine.yaml must hold the name of an experiment"),
-        ("name: posterior-recovery\ndepth: 3", "there is no setting depth"),
-        ("posterior-recovery", "must hold the name of an experiment and its settings, got 'posterior-recovery'"),
-        ("[1", "mine.yaml is not valid YAML"),
+        ("name: nothing", "no experiment 'nothing'.*YAML"),
+        ("dimension: 10", "mine.yaml.*name of an"),
+        ("name: posterior-recovery\ndepth: 3", "no setting depth"),
+        ("posterior-recovery", "got 'posterior-recovery'"),
+        ("[1", "mine.yaml.*valid YAML"),
     ):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -653,7 +653,7 @@ def test_images_of_ones_own_are_read_from_a_folder_a_class(tmp_path: Path) -> No
     network = build(NETWORKS["folder"], dimension=4)
     _, (clean, *_) = next(experiment.corruptions(test))
     assert network(clean).shape == (2, 4)
-    with pytest.raises(ValueError, match="folder needs a root: the file or folder of its items"):
+    with pytest.raises(ValueError, match="folder needs.*root"):
         ExplicitConcentration(data="folder").parts()
 
 

@@ -42,11 +42,11 @@ def test_a_list_is_swept_unless_the_setting_is_a_list_itself() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("dimension=[2,1]", "dimension must be at least 2, got 1"),
+        ("dimension=[2,1]", "dimension.*2.*1"),
         ("dimension=[2,x]", "dimension: .* got 'x'"),
-        ("dimension=[2,3,2]", r"dimension must be a value or a list of different values, got \[2, 3, 2\]"),
+        ("dimension=[2,3,2]", r"dimension.*\[2, 3, 2\]"),
         ("dimension=[]", "dimension: .* got "),
-        ("width=[2,3]", "there is no setting width"),
+        ("width=[2,3]", "no setting width"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_before_any_work(setting: str, message: str) -> None:

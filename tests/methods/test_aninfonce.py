@@ -139,7 +139,7 @@ def test_members_of_what_is_no_image_are_refused() -> None:
     rows = TensorImages(torch.rand(12, 1, 8, 8), torch.arange(12) % 3)
     flat = [(image.flatten(), label) for image, label in (rows[number] for number in range(12))]
     network = torch.nn.Sequential(torch.nn.Linear(64, 3))
-    with pytest.raises(ValueError, match=r"views are random crops of images .* take a single member, n_members=1"):
+    with pytest.raises(ValueError, match="views.*crops.*n_members=1"):
         Aninfonce(n_members=2).check(network, flat, small.training())
-    with pytest.raises(ValueError, match="pairs must be given for each of 2 members, got 1: call of_members"):
+    with pytest.raises(ValueError, match="pairs.*2 members.*of_members"):
         AnInfoNCE(2, n_members=2)(torch.eye(2), Pairs.by_label(torch.tensor([0, 1])))

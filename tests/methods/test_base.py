@@ -43,7 +43,7 @@ def test_a_loss_of_classes_is_refused_for_places_before_any_work(tmp_path: Path)
     options: dict[str, Any] = {"relation": Relation("batch", 10.0, 25.0), "folder": tmp_path / "checkpoints"}
     for method, loss in (("pfe", "varcon"), ("varcon", "contrastive")):
         training = small.training(loss=losses.build(loss, margin=0.7), **options)
-        with pytest.raises(ValueError, match="VarCon needs classes, .* train on labels"):
+        with pytest.raises(ValueError, match="VarCon needs classes"):
             find(method)().check(small.network(), small.images(), training)
 
 
@@ -110,7 +110,7 @@ def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method
 def test_a_batch_norm_after_the_head_is_refused(method: str) -> None:
     """Before the training, the batch norm is the identity, so the head seems to give the output."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3))
-    with pytest.raises(ValueError, match="head '3' does not give the direction of the network's output"):
+    with pytest.raises(ValueError, match="head '3'.*direction"):
         find(method)().train(network, small.images(), small.training())
 
 
@@ -140,12 +140,12 @@ def test_inputs_that_are_no_arrays_are_refused(kind: str) -> None:
         "dict": {"pixels": torch.zeros(8)},
         "list": [torch.zeros(8), torch.zeros(8)],
     }
-    with pytest.raises(ValueError, match=rf"inputs of a data set must be tensors, got {kind}: convert them"):
+    with pytest.raises(ValueError, match=f"inputs.*{kind}"):
         Deterministic().train(small.network(), [(made[kind], number % 2) for number in range(8)], small.training())
 
 
 @pytest.mark.parametrize(
-    ("label", "message"), [(lambda n: f"class {n}", "labels must be integers, .* 'class"), (lambda n: n - 1, "got -1")]
+    ("label", "message"), [(lambda n: f"class {n}", "labels.*'class"), (lambda n: n - 1, "got -1")]
 )
 def test_labels_of_a_data_set_without_a_list_of_them_are_checked(label: Any, message: str) -> None:
     items = [(image, label(number % 3)) for number, image in enumerate(small.images().images)]

@@ -147,8 +147,8 @@ def test_the_head_begins_at_its_start_and_never_gives_nan(form: Any, start: floa
 
 def test_features_that_a_head_cannot_take_are_refused() -> None:
     for make, message in (
-        (lambda: KappaHead(0), "features must be at least 1, got 0"),
-        (lambda: KappaHead(3)(torch.zeros(2, 4)), r"features must be \(N, 3\), got \(2, 4\)"),
+        (lambda: KappaHead(0), "features.*1.*0"),
+        (lambda: KappaHead(3)(torch.zeros(2, 4)), r"features.*\(N, 3\).*\(2, 4\)"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -102,20 +102,14 @@ def test_it_is_fitted_saved_loaded_added_and_forgotten(curvature: Any, tmp_path:
 def test_bad_options_are_refused(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     for options, message in (
-        ({"curvature": "triplet"}, "curvature must be one of contrastive, .*supcon.*, got 'triplet'"),
-        ({"curvature": {"split": "outputs"}}, "curvature must be one of contrastive, .*, got None"),
-        (
-            {"curvature": {"name": "supcon", "tau": 1}},
-            "^curvature supcon has no setting 'tau': it has split, fix, aver",
-        ),
-        ({"curvature": {"name": "supcon", "temperature": -1.0}}, "temperature must be positive and finite, got -1.0"),
-        ({"curvature": {"name": "supcon", "split": "arccos"}}, "split must be one of logits, outputs, got 'arccos'"),
-        (
-            {"curvature": {"name": "supcon", "temperature": "x"}},
-            "^curvature={'name': .*}: temperature must be a number",
-        ),
-        ({"curvature": "supcon", "fix": "full"}, "^fix is a setting of .* got curvature='supcon'"),
-        ({"curvature": SupConCurvature(0.5), "fix": "full"}, "^fix is a setting of .* got curvature=SupConCurvature"),
+        ({"curvature": "triplet"}, "curvature.*contrastive, .*supcon.*'triplet'"),
+        ({"curvature": {"split": "outputs"}}, "curvature.*None"),
+        ({"curvature": {"name": "supcon", "tau": 1}}, "^curvature supcon.*no setting 'tau'.*split, fix, aver"),
+        ({"curvature": {"name": "supcon", "temperature": -1.0}}, "temperature.*-1.0"),
+        ({"curvature": {"name": "supcon", "split": "arccos"}}, "split.*logits, outputs.*'arccos'"),
+        ({"curvature": {"name": "supcon", "temperature": "x"}}, "^curvature={'name': .*}: temperature.*number"),
+        ({"curvature": "supcon", "fix": "full"}, "^fix.*setting.*curvature='supcon'"),
+        ({"curvature": SupConCurvature(0.5), "fix": "full"}, "^fix.*setting.*curvature=SupConCurvature"),
     ):
         with pytest.raises(ValueError, match=message):
             method(**options)
@@ -125,9 +119,7 @@ def test_bad_options_are_refused(method: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_a_setting_that_neither_has_is_refused_before_training(method: Any) -> None:
     network = models.build("convnet8", dimension=3)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    with pytest.raises(
-        ValueError, match="SupConCurvature needs a temperature, which the loss Contrastive does not have"
-    ):
+    with pytest.raises(ValueError, match="SupConCurvature.*temperature.*Contrastive"):
         train(method(curvature="supcon"), network)
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
 
@@ -182,7 +174,7 @@ def test_views_of_places_leave_what_matches_as_it_was() -> None:
 @pytest.mark.parametrize("without", [Hib(), Aninfonce(n_members=2)], ids=["hib", "aninfonce"])
 def test_what_has_no_curvature_has_none_of_another_loss_in_its_place(without: Any) -> None:
     options = {"pretrained": True, "trained_by": without.trained_by(losses.build("supcon", margin=0.7), 3)}
-    with pytest.raises(ValueError, match="has no curvature of its own: give method.curvature one of contrastive, "):
+    with pytest.raises(ValueError, match="no curvature.*method.curvature.*contrastive, "):
         train(LaplacePosthoc(curvature="own"), models.build("convnet8", dimension=3), **options)
 
 
@@ -242,15 +234,15 @@ def test_a_loss_of_distributions_names_a_curvature_near_its_own(loss: Any, least
 def test_batches_without_a_positive_pair_are_refused() -> None:
     batches = [(torch.randn(5, 6), torch.arange(5)) for _ in range(2)]
     for curvature, missing in ((SupConCurvature(0.1), "matched item"), (InfoNCECurvature(0.1), "positive pair")):
-        with pytest.raises(ValueError, match=f"no batch of the 10 items holds a {missing}"):
+        with pytest.raises(ValueError, match=f"10 items.*{missing}"):
             lam.fit(make_network(), batches, lam.Laplace(curvature=curvature), progress=False)
 
 
 def test_by_data_set_and_in_a_structure_full_is_refused() -> None:
     full = {"name": "supcon", "fix": "full"}
-    with pytest.raises(ValueError, match='pairs must be batch for .*, got "dataset"'):
+    with pytest.raises(ValueError, match='pairs.*, got "dataset"'):
         LaplacePosthoc(curvature=full, pairs="dataset")
-    with pytest.raises(ValueError, match="holds no cross terms"):
+    with pytest.raises(ValueError, match="holds.*cross terms"):
         LaplacePosthoc(curvature=full, structure="kron")
     kron = train(LaplacePosthoc(curvature="supcon", structure="kron"), **SUPCON).encoder
     assert kron.posterior.curvature.clipped == 0
@@ -271,5 +263,5 @@ def test_a_configuration_says_which() -> None:
     assert options.loss_curvature == SupConCurvature(None, split="outputs")
     short: Any = load_config(["digits", "laplace_online"], ["--method.curvature=infonce"]).method
     assert short.loss_curvature == InfoNCECurvature(None)
-    with pytest.raises(ValueError, match=r"method.curvature must be one of contrastive, .*, got 'nce'"):
+    with pytest.raises(ValueError, match="method.curvature.*'nce'"):
         load_config(["digits", "laplace_online"], ["--method.curvature=nce"])

@@ -166,25 +166,25 @@ def test_a_network_of_ones_own_comes_with_what_makes_the_others():
     method = DeepEnsemble(n_members=3)
     ensemble = method.train(own(), DATA, small.training(another=another, seed=4)).encoder
     assert (ensemble.dimension, seeds) == (12, [5, 6])
-    with pytest.raises(ValueError, match=r"did not build this network .* Training\(another=...\)"):
+    with pytest.raises(ValueError, match=r"this network .*Training\(another=...\)"):
         method.train(own(), DATA, small.training())
     with pytest.raises(ValueError, match=r"member 1 has 3 \(16 -> 4\), member 3 has 3 \(16 -> 5\)"):
         method.train(own(), DATA, small.training(another=lambda seed: own(3 + seed)))
     one = own()
-    with pytest.raises(ValueError, match="a new network for each seed, got one of them twice"):
+    with pytest.raises(ValueError, match="new network.*seed"):
         method.train(own(), DATA, small.training(another=lambda _: one))
 
 
 def test_what_makes_no_ensemble_is_refused():
-    with pytest.raises(ValueError, match="one trained network: give 5 files as checkpoints"):
+    with pytest.raises(ValueError, match="one trained network.*5 files"):
         DeepEnsemble().train(small.network(), DATA, small.training(pretrained=True))
-    with pytest.raises(ValueError, match="one trained network: give 2 files as checkpoints"):
+    with pytest.raises(ValueError, match="one trained network.*2 files"):
         DeepEnsemble(n_members=2, checkpoints=["a.pth", "b.pth"]).check_start(pretrained=True)
-    with pytest.raises(ValueError, match="combine must be one of concatenate, mean, got 'median'"):
+    with pytest.raises(ValueError, match="combine.*concatenate, mean.*'median'"):
         unchecked(DeepEnsemble.__init__)(object.__new__(DeepEnsemble), combine="median")
-    with pytest.raises(ValueError, match="number of members must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="members.*2.*1"):
         EnsembleEncoder([nn.Linear(3, 3)], "", rotations=None)
-    with pytest.raises(ValueError, match=r"rotations must have shape \(2, 3, 3\), got \(2, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"rotations.*\(2, 3, 3\).*\(2, 4, 4\)"):
         EnsembleEncoder([nn.Linear(3, 3), nn.Linear(3, 3)], "", rotations=torch.zeros(2, 4, 4))
 
 

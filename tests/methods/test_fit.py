@@ -1,4 +1,3 @@
-import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def test_a_loader_sorted_by_class_needs_pairs_over_the_data_set(photographs: Pat
     train = images.train.subset(images.train.labels.argsort())
     loader = DataLoader(train, batch_size=int(train.labels.bincount()[0]))
     network = models.build("resnet18", dimension=8)
-    with pytest.raises(ValueError, match='no batch of the .* items holds a negative pair.*pairs="dataset"'):
+    with pytest.raises(ValueError, match='negative pair.*pairs="dataset"'):
         lam.fit(network, loader, margin=0.7, progress=False)
     encoder = lam.fit(network, loader, lam.Laplace(margin=2.0, pairs="dataset"), progress=False)
     assert encoder.posterior.curvature.counts[1] > 0
@@ -98,18 +97,18 @@ def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prior_ratio": None}, "prior_ratio must be positive and finite, got None"),
-        ({"prior_ratio": -1.0}, "prior_ratio must be positive and finite, got -1"),
-        ({"prior_precision": 0}, "prior_precision must be positive and finite, got 0"),
-        ({"prior_precision": 1e-42}, "prior_precision must be at least 1e-30, got 1e-42"),
-        ({"prior_precision": True}, "prior_precision must be a number, got True"),
-        ({"likelihood_scale": -1}, "likelihood_scale must be positive and finite, got -1"),
-        ({"seed": "x"}, "seed must be an integer, got 'x'"),
-        ({"seed": 2**64}, "seed must be from -2⁶³ to 2⁶⁴ - 1, got 18446744073709551616"),
-        ({"structure": ["diag"]}, "structure must be one of diag, kron, ekfac, full, low_rank, got ['diag']"),
-        ({"max_memory": None}, "max_memory must be a number of bytes, got None"),
-        ({"curvature": SupConCurvature()}, "SupConCurvature must have temperature, got None"),
-        ({"curvature": VarConCurvature()}, "VarConCurvature must have temperature and epsilon, got None"),
+        ({"prior_ratio": None}, "prior_ratio.*None"),
+        ({"prior_ratio": -1.0}, "prior_ratio.*-1"),
+        ({"prior_precision": 0}, "prior_precision.*got 0"),
+        ({"prior_precision": 1e-42}, "prior_precision.*1e-30.*1e-42"),
+        ({"prior_precision": True}, "prior_precision.*True"),
+        ({"likelihood_scale": -1}, "likelihood_scale.*-1"),
+        ({"seed": "x"}, "seed.*'x'"),
+        ({"seed": 2**64}, "seed.*-2⁶³.*2⁶⁴ - 1.*18446744073709551616"),
+        ({"structure": ["diag"]}, r"structure.*diag, kron, ekfac, full, low_rank.*\['diag'\]"),
+        ({"max_memory": None}, "max_memory.*bytes.*None"),
+        ({"curvature": SupConCurvature()}, "SupConCurvature must.*temperature, got None"),
+        ({"curvature": VarConCurvature()}, "VarConCurvature.*temperature and epsilon"),
     ],
 )
 def test_a_setting_outside_its_range_is_refused_before_a_batch(layers: str, settings: Any, message: str):
@@ -123,7 +122,7 @@ def test_a_setting_outside_its_range_is_refused_before_a_batch(layers: str, sett
     network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     given = {"margin": 0.7, "layers": layers, **settings}
     seed = given.pop("seed", 0)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         fit(network, batches(), Laplace(**given), seed=seed, progress=False)
     assert not taken
 
@@ -150,7 +149,7 @@ def test_a_curvature_that_is_not_finite_is_refused_in_words(settings: Any):
     generator = torch.Generator().manual_seed(0)
     batches = [(torch.randn(16, 6, generator=generator), torch.arange(16) % 4) for _ in range(2)]
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    message = r"temperature=1e-30\) is not finite: features are too large, outputs or a temperature too small"
+    message = r"temperature=1e-30\).*finite.*too large"
     with pytest.raises(ValueError, match=message):
         fit(network, batches, Laplace(curvature=SupConCurvature(1e-30), **settings), progress=False)
 
@@ -159,9 +158,7 @@ def test_a_curvature_that_is_not_finite_is_refused_in_words(settings: Any):
 def test_items_of_one_class_alone_are_not_told_to_be_shuffled_alone(layers: str):
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     batches: Any = [(torch.randn(16, 6), torch.zeros(16, dtype=torch.int64))]
-    with pytest.raises(
-        ValueError, match="holds a negative pair: shuffle .*; items of a single class have no negative pair$"
-    ):
+    with pytest.raises(ValueError, match="negative pair: .*no negative pair$"):
         fit(network, batches, Laplace(margin=0.7, layers=layers), progress=False)
 
 

@@ -64,7 +64,7 @@ def test_inputs_far_from_the_reference_are_out_of_distribution(encoder: Neighbou
 
 
 def test_what_cannot_be_a_reference_is_refused(encoder: NeighbourEncoder):
-    with pytest.raises(ValueError, match="the reference must hold at least k = 5 items, got 2"):
+    with pytest.raises(ValueError, match="reference.*k = 5.*2"):
         NeighbourEncoder(encoder.network, "head", reference=torch.eye(2))
-    with pytest.raises(ValueError, match="reference must hold unit vectors, their length, got 2.0 at index 1"):
+    with pytest.raises(ValueError, match="reference.*2.0.*index 1"):
         NeighbourEncoder(encoder.network, "head", reference=torch.diag(torch.tensor([1.0, 2.0])), k=1)

@@ -164,19 +164,19 @@ def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
     assert encoder.preprocessing == data.preprocessing
     encoder.save(tmp_path)
     assert torch.equal(lam.load(tmp_path).embed(images).kappa, kappa)
-    with pytest.raises(ValueError, match="only a posterior fitted in batches can forget"):
+    with pytest.raises(ValueError, match="posterior fitted.*batches"):
         encoder.forget([(images, data.labels[:8])])
-    with pytest.raises(ValueError, match="only encoders fitted in batches .*: a running mean of training"):
+    with pytest.raises(ValueError, match="encoders.*: a running mean"):
         encoder + encoder
 
 
 def test_an_untrained_posterior_has_no_curvature():
-    with pytest.raises(ValueError, match="the posterior has not been trained"):
+    with pytest.raises(ValueError, match="posterior.*trained"):
         OnlineLaplaceStep("head", OPTIONS).diagonal(True)
 
 
 def test_a_frozen_network_is_refused():
-    with pytest.raises(ValueError, match="no parameter of the network requires a gradient: use laplace_posthoc"):
+    with pytest.raises(ValueError, match="requires a gradient.*laplace_posthoc"):
         train(make_network().requires_grad_(False), make_data(), loss=losses.build(margin=0.7), epochs=1, **QUIET)
 
 

@@ -103,15 +103,15 @@ def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None
 
 
 def test_places_in_shuffled_batches_are_refused_before_training() -> None:
-    with pytest.raises(ValueError, match='pairs must be "dataset" for places'):
+    with pytest.raises(ValueError, match='pairs.*"dataset".*places'):
         train(models.build("convnet8", dimension=3), make_data(), relation=Relation(positive_within=5.0), **settings())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"miner": "hard"}, "hard triplets need a margin, got None: give margin, or another miner"),
-        ({"views": Views()}, r"views are random crops of images .*: leave views out"),
+        ({"miner": "hard"}, "hard triplets.*margin"),
+        ({"views": Views()}, "views.*crops"),
     ],
 )
 def test_what_the_fit_cannot_use_is_refused_before_training(options: dict[str, Any], message: str) -> None:
@@ -125,7 +125,7 @@ def test_what_the_fit_cannot_use_is_refused_before_training(options: dict[str, A
 def test_a_batch_of_views_takes_the_memory_of_two_for_each_image(views: Any, size: int) -> None:
     options = LaplacePosthoc(layers="all", views=views, batch_size=8, max_memory=200_000)
     matrices = size * 2 * 3 * 3 * 4  # terms, outputs and bytes of float32
-    with pytest.raises(ValueError, match=f" {matrices:,} bytes a batch"):
+    with pytest.raises(ValueError, match=f" {matrices:,} bytes"):
         options.check(models.build("convnet8", dimension=3), make_data(), Training(**settings()))
 
 

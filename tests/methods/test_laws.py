@@ -128,11 +128,11 @@ def law_what_cannot_be_embedded_is_refused(method: str, folder: Path) -> None:
     encoder = trained(method).encoder
     for empty in ([], NEW[:0]):
         for embed in (encoder.embed, encoder.predict):
-            with pytest.raises(ValueError, match="there are no inputs to embed"):
+            with pytest.raises(ValueError, match="inputs.*embed"):
                 embed(empty)
-    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="n_samples.*2.*1"):
         encoder.embed(NEW, n_samples=1)
-    with pytest.raises(ValueError, match="features must be finite, got nan at item 5"):
+    with pytest.raises(ValueError, match="features.*nan.*item 5"):
         encoder.embed([NEW[:2], NEW.index_fill(0, torch.tensor([3]), torch.nan)])
 
 
@@ -183,9 +183,9 @@ def test_every_method_keeps_the_law(law: Callable[[str, Path], None], method: st
 @pytest.mark.parametrize("method", METHODS)
 def test_no_items_and_one_dimension_are_refused_before_any_work(method: str, as_in_production: None) -> None:
     training = small.training(another=lambda _: nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Dropout(0.1)))
-    with pytest.raises(ValueError, match="dataset must hold at least 2 items, got 0"):
+    with pytest.raises(ValueError, match="dataset.*2.*0"):
         small.quick(method).train(small.network(dropout=0.1), TensorDataset(NEW[:0], DATA.labels[:0]), training)
-    with pytest.raises(ValueError, match="at least 2 outputs to lie on a sphere, got 1"):
+    with pytest.raises(ValueError, match="2 outputs.*1"):
         small.quick(method).train(training.another(0), DATA, training)
 
 

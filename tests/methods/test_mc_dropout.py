@@ -153,9 +153,7 @@ def test_float64_stays_and_kappa_is_that_of_the_fitted_distribution():
 
 
 def test_what_has_no_dropout_is_refused():
-    with pytest.raises(
-        ValueError, match="mc_dropout needs a network with dropout layers.*network.options.dropout=0.05"
-    ):
+    with pytest.raises(ValueError, match="mc_dropout.*dropout layers.*network.options.dropout=0.05"):
         McDropout().train(small.network(), DATA, small.training())
-    with pytest.raises(ValueError, match="got no such layer"):
+    with pytest.raises(ValueError, match="no such layer"):
         DropoutEncoder(nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 3)), "1")

@@ -136,17 +136,15 @@ def lengthen_features(network: nn.Module, _: Poisoned) -> None:
 @pytest.mark.parametrize(
     ("disaster", "message"),
     [
-        (lose_features, "the loss is nan"),
-        (lose_h, "the curvature h is not finite"),
-        (lengthen_features, r"the curvature of a batch is unusable \(features must be at most"),
+        (lose_features, "loss.*nan"),
+        (lose_h, "curvature h.*finite"),
+        (lengthen_features, r"curvature of a batch.*\(features"),
     ],
 )
 def test_what_is_not_finite_stops_at_its_step_and_the_last_checkpoint_stands(
     tmp_path: Path, disaster: Callable[[nn.Module, Poisoned], None], message: str
 ) -> None:
-    with pytest.raises(
-        DivergenceError, match=f"{message}.* at epoch 2, step 5: lower learning_rate .*the last checkpoint"
-    ):
+    with pytest.raises(DivergenceError, match=f"{message}.*epoch 2, step 5: .*learning_rate.*last checkpoint"):
         fit(make_network(), Poisoned(disaster), folder=tmp_path)
     found = checkpoints.load(tmp_path)
     assert found is not None
@@ -156,9 +154,7 @@ def test_what_is_not_finite_stops_at_its_step_and_the_last_checkpoint_stands(
 
 @pytest.mark.usefixtures("as_in_production")
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="hessian_miner must be one of all, violating, easy, semihard, hard.*got 'best'"
-    ):
+    with pytest.raises(ValueError, match="hessian_miner.*all, violating, easy, semihard, hard.*'best'"):
         LaplaceOnline(hessian_miner="best")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="hessian_max_pairs must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="hessian_max_pairs.*1, got 0"):
         LaplaceOnline(hessian_max_pairs=0)

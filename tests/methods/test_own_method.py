@@ -47,9 +47,9 @@ def test_it_is_configured_as_the_others(capsys: pytest.CaptureFixture[str]) -> N
     assert str(config.folder) == "runs/digits/length"
     assert "of length:" in describe_settings()
     assert "method.level  " in describe_settings()
-    with pytest.raises(ValueError, match="there is no setting method.levl; `lam run --help`"):
+    with pytest.raises(ValueError, match="no setting method.levl.*`lam run --help`"):
         load_config("digits length", ["--method.levl=20"])
-    with pytest.raises(ValueError, match="method.level: Input should be a valid number, .* got 'high'"):
+    with pytest.raises(ValueError, match="method.level.*valid.*'high'"):
         load_config("digits length", ["--method.level=high"])
     assert main(["run", "folder", "length", "--print", "--method.level=3"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["method"] == {"name": "length", "level": 3.0}
@@ -64,9 +64,9 @@ def test_it_runs_and_is_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_name_is_given_once() -> None:
-    with pytest.raises(ValueError, match="there is a method 'hib' already: Hib; take another name"):
+    with pytest.raises(ValueError, match="method 'hib' already.*Hib"):
         methods.register("hib", Deterministic)
-    with pytest.raises(ValueError, match="there is a kind 'norm' already: NormEncoder; take another name"):
+    with pytest.raises(ValueError, match="kind 'norm' already.*NormEncoder"):
         encoders.register("norm", Deterministic.encoder)
     methods.register("hib", Hib)
 
@@ -75,7 +75,7 @@ def test_what_is_not_registered_is_refused_and_what_is_known_is_told(tmp_path: P
     folder = tmp_path / "run"
     assert main(["run", "digits", "length", "--quiet", f"--output={folder}", *TINY]) == 0
     del encoders.ENCODERS["length"], METHODS["length"]
-    with pytest.raises(ValueError, match="encoder of kind 'length'; known kinds are laplace, .*, gaussian: "):
+    with pytest.raises(ValueError, match="kind 'length'.*laplace, .*, gaussian"):
         lam.load(folder / "encoder")
-    with pytest.raises(ValueError, match="method must be one of deterministic, .*, laplace_online, got 'length'"):
+    with pytest.raises(ValueError, match="method.*deterministic, .*laplace_online.*'length'"):
         load_config(folder)

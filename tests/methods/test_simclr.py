@@ -55,7 +55,7 @@ def test_kappa_is_the_mean_agreement_of_the_views_over_the_regulariser() -> None
 
 def test_items_that_are_no_images_are_refused() -> None:
     texts = [(torch.zeros(12, dtype=torch.uint8), 0)] * 4
-    with pytest.raises(ValueError, match=r"random crops of images .*, got items of shape \(12,\): take a"):
+    with pytest.raises(ValueError, match=r"crops of images.*\(12,\)"):
         TwoViews(texts, Views())
-    with pytest.raises(ValueError, match=r"jitter must be in \[0, 1\), got -1"):
+    with pytest.raises(ValueError, match=r"jitter.*\[0, 1\).*-1"):
         Views(jitter=-1.0)

@@ -62,13 +62,13 @@ def test_a_batch_norm_folded_into_the_head_changes_no_direction(bias: bool) -> N
 def test_a_head_whose_weight_is_computed_takes_no_batch_norm(norm: Any) -> None:
     network = small.network()
     norm(network.head)
-    with pytest.raises(ValueError, match="simsiam merges a batch norm into 'head', whose weight is computed"):
+    with pytest.raises(ValueError, match="simsiam.*'head'.*computed"):
         Simsiam().train(network, DATA, small.training())
 
 
 @pytest.mark.parametrize("method", [Simsiam, Byol])
 def test_a_trained_network_without_its_predictor_takes_no_kappa_in_phases(method: Any) -> None:
-    with pytest.raises(ValueError, match="cannot add κ to a trained network in phases, .* take kappa=shared"):
+    with pytest.raises(ValueError, match="in phases.*kappa=shared"):
         method(kappa="phases").train(small.network(), DATA, small.training(pretrained=True))
 
 

@@ -29,7 +29,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     newest = tmp_path / "checkpoint-00000001"
     write_record(newest / "state.json", {"number": 1}, format=99)
     seal(newest, ["tensors.safetensors", "state.json"])
-    with pytest.raises(ValueError, match=r"state\.json has format 99, this version of lam reads 1"):
+    with pytest.raises(ValueError, match=r"state\.json.*format 99.*version.*1"):
         checkpoints.load(tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-00000001" / "MANIFEST.json").unlink()
     with (
         pytest.warns(UserWarning, match="checkpoint-00000001"),
-        pytest.raises(CorruptFileError, match="every checkpoint in .* is damaged; remove"),
+        pytest.raises(CorruptFileError, match="every checkpoint in .* damaged"),
     ):
         checkpoints.load(tmp_path)
 

@@ -176,9 +176,9 @@ def test_places_are_mined_by_name() -> None:
     for name in ("contrastive", "squared", "pml", "log_posterior"):
         loss = losses.build(name, margin=0.7)
         assert fit(network(), Places(), loss=loss, relation=near, miner="semihard", epochs=3).losses[-1] >= 0
-    with pytest.raises(ValueError, match="needs labels, .*: choose by name"):
+    with pytest.raises(ValueError, match="needs labels.*choose"):
         fit(network(), Places(), relation=near, miner=TripletMarginMiner())
-    with pytest.raises(ValueError, match="per_class needs a data set with labels"):
+    with pytest.raises(ValueError, match="per_class.*data set with labels"):
         fit(network(), Places(), relation=near, per_class=4)
 
 
@@ -208,7 +208,7 @@ def test_labels_that_do_not_fit_the_data_are_refused() -> None:
 def test_data_without_two_items_of_a_class_are_refused() -> None:
     data: Any = Images()
     data.groups = torch.arange(40)  # of places: no two are close together
-    with pytest.raises(ValueError, match="groups of places, of at least 2 items, got 0"):
+    with pytest.raises(ValueError, match="groups of places.*2 items.*0"):
         fit(network(), data, per_class=4)
     data.groups[1] = data.groups[3] = 0
     with pytest.raises(ValueError, match="= 4 classes, .* got 1:"):

@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_falls_back_and_ends_the_same(tmp_path: Path) -> No
     fit(whole, folder=tmp_path)
     newest = tmp_path / f"checkpoint-{2 * BATCHES:08d}" / "tensors.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=f"{newest} is truncated or altered"):
+    with pytest.warns(UserWarning, match=f"{newest}.*truncated"):
         fit(resumed, folder=tmp_path)
     assert same(whole, resumed)
     assert checkpoints.load(tmp_path).path == newest.parent
@@ -328,7 +328,7 @@ def test_an_epoch_of_batches_without_positives_is_an_error() -> None:
     data = Images(size=8, classes=8)
     del data.labels
     pairs = list(zip(data.images, range(8), strict=True))
-    with pytest.raises(ValueError, match="the 2 batches of epoch 1 hold no positive pair: raise batch_size"):
+    with pytest.raises(ValueError, match="2 batches of epoch 1.*no positive.*batch_size"):
         fit(network(), pairs, batch_size=4)
 
 
@@ -340,9 +340,7 @@ def test_a_loss_that_is_not_finite_stops_and_the_last_checkpoint_stands(tmp_path
             self.left -= 1
             return super().backward(*args) * (1 if self.left >= 0 else torch.nan)
 
-    with pytest.raises(
-        DivergenceError, match=r"the loss is nan at epoch 2, step 5: lower learning_rate .*the last checkpoint"
-    ):
+    with pytest.raises(DivergenceError, match="loss.*nan.*epoch 2, step 5.*learning_rate.*checkpoint"):
         fit(network(), step=Diverging(), folder=tmp_path)
     checkpoint = checkpoints.load(tmp_path)
     assert checkpoint.path.name == "checkpoint-00000003"
@@ -350,26 +348,26 @@ def test_a_loss_that_is_not_finite_stops_and_the_last_checkpoint_stands(tmp_path
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
-    with pytest.raises(DivergenceError, match=r"network/features.0.weight is not finite at epoch 1, step 2"):
+    with pytest.raises(DivergenceError, match="network/features.0.weight.*epoch 1, step 2"):
         fit(network(), step=Constant(), optimizer="sgd", learning_rate=3e38, folder=tmp_path, checkpoint_every=1)
     assert checkpoints.load(tmp_path).path.name == "checkpoint-00000001"
 
 
 @pytest.mark.usefixtures("as_in_production")
 def test_a_validation_without_a_number_is_an_error() -> None:
-    with pytest.raises(ValueError, match="validate must return a number, .* got None"):
+    with pytest.raises(ValueError, match="validate.*number.*None"):
         fit(network(), validate=lambda trained: None)
 
 
 def test_a_validation_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(DivergenceError, match="the validation is nan at epoch 1, step 3"):
+    with pytest.raises(DivergenceError, match="validation.*nan.*epoch 1, step 3"):
         fit(network(), validate=lambda _: float("nan"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.01}, r"learning_rate 0.001, now 0.01; use those, or another folder"),
+        ({"learning_rate": 0.01}, "learning_rate 0.001, now 0.01"),
         ({"seed": 3}, "seed 0, now 3"),
         ({"optimizer": "sgd"}, "optimizer 'adam', now 'sgd'"),
         ({"loss": losses.build("squared", margin=0.7)}, r"loss 'Contrastive\(margin=0.7\)', now 'Squared"),
@@ -380,7 +378,7 @@ def test_a_validation_that_is_not_finite_is_an_error() -> None:
         ({"relation": Relation(positive_within=1.0)}, r"pairs 'by label', now .Relation\("),
         ({"dataset": Images(size=44)}, "items 40, now 44, labels"),
         ({"dataset": Images(classes=5)}, "labels '.*', now"),
-        ({"epochs": 1}, r"in epoch 3, beyond epochs=1: ask for more epochs"),
+        ({"epochs": 1}, "epoch 3.*epochs=1"),
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -440,7 +438,7 @@ class Detached(losses.Loss):
 
 
 def test_a_loss_without_a_gradient_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the loss .* has no gradient: compute it from the network's output"):
+    with pytest.raises(ValueError, match="loss.*no gradient.*network's output"):
         fit(network(), loss=Detached())
 
 
@@ -452,7 +450,7 @@ class ModuleLoss(Attraction, nn.Module):
 
 @pytest.mark.parametrize("loss", [Attraction(nn.Parameter(torch.ones(()))), Attraction(nn.Linear(3, 3)), ModuleLoss()])
 def test_parameters_of_a_loss_that_is_not_trainable_are_refused(loss: Any) -> None:
-    with pytest.raises(ValueError, match=r"has parameters, which would not be trained: .*TrainableLoss"):
+    with pytest.raises(ValueError, match="has parameters.*TrainableLoss"):
         Training(loss=loss, epochs=1)
 
 
@@ -507,24 +505,24 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"weight_decay": float("nan")}, "weight_decay must be at least 0, got nan"),
-        ({"weight_decay": float("inf")}, "weight_decay must be at least 0, got inf"),
-        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
-        ({"learning_rate_decay": 1.5}, r"learning_rate_decay must lie in \(0, 1\], got 1.5"),
-        ({"per_class": 1}, "per_class must be at least 2, got 1"),
-        ({"per_class": 5}, "batch_size must be per_class=5 times .* got 16: take 15, or another per_class"),
-        ({"per_class": 16}, "batch_size must be per_class=16 times .* got 16: take 32"),
+        ({"epochs": 0}, "epochs.*1.*0"),
+        ({"batch_size": 1}, "batch_size.*2, got 1"),
+        ({"seed": -1}, "seed.*0.*-1"),
+        ({"weight_decay": float("nan")}, "weight_decay.*0.*nan"),
+        ({"weight_decay": float("inf")}, "weight_decay.*0.*inf"),
+        ({"num_workers": -1}, "num_workers.*0.*-1"),
+        ({"checkpoint_every": 0}, "checkpoint_every.*1.*0"),
+        ({"learning_rate": 0.0}, "learning_rate.*got 0.0"),
+        ({"learning_rate_decay": 1.5}, r"learning_rate_decay.*\(0, 1\].*1.5"),
+        ({"per_class": 1}, "per_class.*2, got 1"),
+        ({"per_class": 5}, "batch_size.*per_class=5 times.*16.*15.*per_class"),
+        ({"per_class": 16}, "batch_size.*per_class=16 times.*16.*32"),
         ({"per_class": 2}, "batch_size / per_class = 8 classes, .* got 4:"),
-        ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
-        ({"devices": 2}, r"devices must be .*got 2"),
-        ({"dataset": Images(size=1)}, "dataset must hold at least 2 items, got 1"),
-        ({"dataset": Images(classes=1)}, "all 40 items have one label: there is no negative pair"),
-        ({"dataset": Images(classes=40)}, "no two of 40 items share a label: there is no positive pair"),
+        ({"max_pairs": 0}, "max_pairs.*1.*0"),
+        ({"devices": 2}, "devices.*got 2"),
+        ({"dataset": Images(size=1)}, "dataset.*2 items, got 1"),
+        ({"dataset": Images(classes=1)}, "40 items.*no negative pair"),
+        ({"dataset": Images(classes=40)}, "40 items.*no positive pair"),
     ],
 )
 def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
@@ -535,14 +533,14 @@ def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
 @pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("option", ["optimizer", "precision", "accelerator"])
 def test_unknown_choices_list_the_allowed(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} must be one of .*, got 'best'"):
+    with pytest.raises(ValueError, match=f"{option}.*'best'"):
         Training(loss=LOSS, epochs=1, **{option: "best"})
 
 
 @pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("loss", [nn.TripletMarginLoss(), "contrastive", losses.Contrastive])
 def test_a_loss_that_is_no_loss_of_lam_is_refused(loss: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be a loss of lam.losses, got .* lam.losses.PytorchMetricLearning"):
+    with pytest.raises(ValueError, match="loss of lam.losses, .*lam.losses.PytorchMetricLearning"):
         Training(loss=loss, epochs=1)
 
 
@@ -551,9 +549,9 @@ def test_auto_is_never_an_accelerator_without_float64(monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     assert device_of("auto") == torch.device("cpu")
-    with pytest.raises(ValueError, match="accelerator cuda is not available here: take auto or cpu"):
+    with pytest.raises(ValueError, match="accelerator cuda.*auto or cpu"):
         device_of("cuda")
-    with pytest.raises(ValueError, match="accelerator must be one of auto, cpu, cuda, got 'mps'"):
+    with pytest.raises(ValueError, match="accelerator.*auto, cpu, cuda.*'mps'"):
         device_of("mps")
 
 
@@ -573,9 +571,9 @@ def test_items_may_hold_more_than_an_input_and_a_label() -> None:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ([{"image": 0, "label": 1}] * 4, r"must be \(input, label\), got dict of image, label: wrap the data set"),
-        ([torch.zeros(1, 8, 8)] * 4, r"must be \(input, label\), got Tensor: wrap the data set"),
-        ([(torch.zeros(1, 8, 8), "cat")] * 4, "labels must be integers, .* got 'cat': number the classes"),
+        ([{"image": 0, "label": 1}] * 4, r"\(input, label\), got dict of image, label"),
+        ([torch.zeros(1, 8, 8)] * 4, r"\(input, label\), got Tensor"),
+        ([(torch.zeros(1, 8, 8), "cat")] * 4, "labels.*'cat'.*classes"),
     ],
 )
 def test_items_without_an_input_and_a_number_are_refused(dataset: Any, message: str) -> None:
@@ -587,18 +585,15 @@ def test_items_without_an_input_and_a_number_are_refused(dataset: Any, message: 
 def test_labels_that_are_texts_are_refused() -> None:
     images = Images()
     images.labels = ["cat", "dog"] * 20  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match="labels must be integers, .* got 'cat': number the classes"):
+    with pytest.raises(ValueError, match="labels.*'cat'.*classes"):
         fit(network(), images)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (Tensor.double, r"does not take inputs of torch.float64 .*: its weights are torch.float32, so convert them"),
-        (
-            lambda image: image.expand(3, 8, 8),
-            r"does not take inputs of shape \(16, 3, 8, 8\) .*: images are \(N, C, H, W\)",
-        ),
+        (Tensor.double, "inputs.*torch.float64.*weights.*torch.float32"),
+        (lambda image: image.expand(3, 8, 8), r"inputs.*\(16, 3, 8, 8\).*\(N, C, H, W\)"),
     ],
 )
 def test_inputs_that_the_network_does_not_take_are_refused(change: Callable[[Tensor], Tensor], message: str) -> None:

@@ -71,7 +71,7 @@ def test_a_method_recommends_where_inputs_are_images_alone():
     flat = lam.fit(nn.Sequential(nn.Linear(6, 3)), [features], margin=1.0, progress=False)
     method.tune_on(flat, [features])
     assert flat.recommendation is None
-    with pytest.raises(ValueError, match="only images can be altered"):
+    with pytest.raises(ValueError, match="images.*altered"):
         flat.recommend([features])
     with pytest.raises(ValueError, match="no inputs"):
         encoder.recommend([])

@@ -411,11 +411,11 @@ def test_an_encoder_in_place_of_its_kappa_head_is_refused(learnt: lam.BayesianEn
 def test_what_cannot_be_learnt_from_is_refused() -> None:
     encoder = encoder_of(*items(seed=1))
     features, labels = items(seed=2)
-    with pytest.raises(ValueError, match="at least 20 items with a match, got 0"):
+    with pytest.raises(ValueError, match="20 items.*match.*0"):
         encoder.learn_ambiguity([(features, torch.arange(len(features)))])
-    with pytest.raises(ValueError, match="at least 20 items with a match, got 10"):
+    with pytest.raises(ValueError, match="20 items.*match.*10"):
         encoder.learn_ambiguity([(features[:10], labels[:10] % 2)])
-    with pytest.raises(ValueError, match="batches of inputs with labels"):
+    with pytest.raises(ValueError, match="inputs with labels"):
         encoder.learn_ambiguity([features])
     broken = features.clone()
     broken[3, 0] = torch.nan
@@ -425,7 +425,7 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
     ambiguity, plain = learn(features, features, LabelRelevance(labels)), encoder.embed(features)
     with pytest.raises(ValueError, match="p_known and kappa_aleatoric are missing"):
         ambiguity.doubts(plain)
-    with pytest.raises(ValueError, match="dimensions of the embeddings must be at least 2"):
+    with pytest.raises(ValueError, match="dimensions.*embeddings.*2"):
         learn(features, features[:, :1], LabelRelevance(labels))
 
 

@@ -170,29 +170,29 @@ def test_scales_at_which_every_kappa_is_one_bound_are_not_chosen():
     labels = torch.arange(40) % 4
     features = torch.eye(4)[labels] + 0.01 * torch.randn(40, 4)
     encoder = lam.fit_features(features, labels, torch.eye(4)[:3] + 0.1, margin=0.7)
-    with pytest.warns(Note, match="40 validation queries do not determine the posterior's width"):
+    with pytest.warns(Note, match="40 validation queries.*width"):
         encoder.tune([(features, labels)])
     low, high = encoder.tuning.interval
     assert low <= encoder.tuning.likelihood_scale <= high
     assert not encoder.embed(features).capped.any()
-    with pytest.raises(ValueError, match="κ is at the upper end of its range, 1e.08, at every likelihood scale from"):
+    with pytest.raises(ValueError, match="κ.*1e.08.*every likelihood scale"):
         encoder.tune([(features, labels)], least=1e20, greatest=1e24)
 
 
 def test_a_posterior_so_wide_that_samples_point_elsewhere_is_told():
     batches = make_batches(2, N=32)
     encoder = fit(batches[:1], prior_precision=1e-3)
-    with pytest.warns(UserWarning, match=r"samples point elsewhere than the network \(mean cosine 0\."):
+    with pytest.warns(UserWarning, match=r"samples.*\(mean cosine 0\."):
         encoder.tune(batches[1:], n_samples=8, least=1e-6, greatest=1e-3)
 
 
 def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
     encoder = fit(prior_precision=100.0)
-    with pytest.warns(Note, match="do not determine the posterior's width"):
+    with pytest.warns(Note, match="determine the posterior's width"):
         encoder.tune(make_batches(), n_samples=4, least=2e-3, greatest=1.0)
     assert all(2e-3 <= trial.scale <= 1.0 for trial in encoder.tuning.trials)
     assert encoder.tuning.likelihood_scale == 1.0
-    with pytest.raises(ValueError, match="all 8 items have one label"):
+    with pytest.raises(ValueError, match="8 items.*one label"):
         encoder.tune([(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))])
 
 
@@ -225,9 +225,7 @@ def test_tuning_says_when_clipped_weights_make_it_pointless(structure, advice):
     h[:, -1 if structure == "ekfac" else 3] = -1
     encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, sums=h[None], counts=None))
     encoder.fitted = None
-    with pytest.warns(
-        UserWarning, match=rf"of the posterior.s variance comes from weights of negative curvature, .*{advice}"
-    ) as warned:
+    with pytest.warns(UserWarning, match=f"variance.*negative curvature.*{advice}") as warned:
         encoder.tune(batches[4:], n_samples=8, greatest=1e8)
     assert len(warned) == 1
 
@@ -273,7 +271,7 @@ def test_a_posterior_of_clipped_weights_is_fitted_again_without_them(structure: 
 def test_batches_that_can_be_read_only_once_leave_the_posterior_with_a_warning():
     batches, held_out = make_batches(8, N=32)[:4], make_batches(8, N=32)[4:]
     encoder = clipped(small.fit(iter(batches), structure="diag", prior_precision=1.0))
-    with pytest.warns(UserWarning, match="weights of negative curvature.*split"):
+    with pytest.warns(UserWarning, match="weights.*curvature.*split"):
         encoder.tune(held_out, n_samples=8, greatest=1e8)
     assert encoder.tuning.replaced is None
 

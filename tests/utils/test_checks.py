@@ -26,18 +26,18 @@ NONE: Any = None
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        (lambda: check_positive("x", TEXT), "x must be a number, got 'a'"),
-        (lambda: check_share("x", LIST), r"x must be a number, got \[0.5\]"),
-        (lambda: check_margin(LIST), r"margin must be a number, got \[0.5\]"),
-        (lambda: check_at_least("x", TEXT, 0), "x must be a number, got 'a'"),
-        (lambda: InfoNCECurvature(temperature=TEXT), "temperature must be a number, got 'a'"),
-        (lambda: ContrastiveCurvature(TEXT), "margin must be a number, got 'a'"),
-        (lambda: ContrastiveCurvature(1.0, negative_weight=TEXT), "negative_weight must be a number, got 'a'"),
-        (lambda: losses.Contrastive(margin=TEXT), "margin must be a number, got 'a'"),
-        (lambda: losses.Contrastive(margin=NONE), "Contrastive needs a margin in"),
-        (lambda: losses.SupCon(temperature=TEXT), "temperature must be a number, got 'a'"),
-        (lambda: losses.VarCon(margin=TEXT), "margin must be a number, got 'a'"),
-        (lambda: lam.Laplace(margin=0.7, max_memory=TEXT), "max_memory must be a number, got 'a'"),
+        (lambda: check_positive("x", TEXT), "x.*'a'"),
+        (lambda: check_share("x", LIST), r"x.*\[0.5\]"),
+        (lambda: check_margin(LIST), r"margin.*\[0.5\]"),
+        (lambda: check_at_least("x", TEXT, 0), "x.*'a'"),
+        (lambda: InfoNCECurvature(temperature=TEXT), "temperature.*'a'"),
+        (lambda: ContrastiveCurvature(TEXT), "margin.*'a'"),
+        (lambda: ContrastiveCurvature(1.0, negative_weight=TEXT), "negative_weight.*'a'"),
+        (lambda: losses.Contrastive(margin=TEXT), "margin.*'a'"),
+        (lambda: losses.Contrastive(margin=NONE), "Contrastive.*margin"),
+        (lambda: losses.SupCon(temperature=TEXT), "temperature.*'a'"),
+        (lambda: losses.VarCon(margin=TEXT), "margin.*'a'"),
+        (lambda: lam.Laplace(margin=0.7, max_memory=TEXT), "max_memory.*'a'"),
     ],
 )
 def test_a_setting_that_is_no_number_is_refused_by_name(attempt: Callable[[], Any], message: str) -> None:
@@ -84,17 +84,17 @@ def fitted() -> lam.BayesianEncoder:
     ],
 )
 def test_arrays_and_lists_are_refused_by_name(call: Callable[[Any], object], name: str, given: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{name} must be a tensor, got .*: give torch.as_tensor\({name}\)"):
+    with pytest.raises(ValueError, match=rf"{name}.*tensor.*torch.as_tensor\({name}\)"):
         call(given)
 
 
 @pytest.mark.parametrize("name", ["features", "weight", "bias"])
 def test_lists_of_stored_features_are_refused_by_name(name: str) -> None:
     given: Any = {"features": ROWS, "weight": ROWS, "bias": torch.zeros(4), name: [0.1, 0.9]}
-    with pytest.raises(ValueError, match=rf"{name} must be a tensor, got .*: give torch.as_tensor\({name}\)"):
+    with pytest.raises(ValueError, match=rf"{name}.*tensor.*torch.as_tensor\({name}\)"):
         lam.fit_features(labels=[0, 1] * 2, margin=0.7, **given)
     if name == "weight":
-        with pytest.raises(ValueError, match=r"weight must have shape \(D, P\), got \(2,\)"):
+        with pytest.raises(ValueError, match=r"weight.*\(D, P\).*\(2,\)"):
             lam.fit_features(ROWS, [0, 1] * 2, np.array([0.1, 0.9]), margin=0.7)
 
 
@@ -118,14 +118,12 @@ def test_a_wide_row_without_a_direction_is_named_in_few_words(value: float, mess
 
 
 def test_one_row_and_bare_directions_are_refused_in_words() -> None:
-    with pytest.raises(ValueError, match=r"queries must be rows, \(N, D\), got shape \(3,\): give queries\[None\]"):
+    with pytest.raises(ValueError, match=r"queries.*\(N, D\).*\(3,\).*queries\[None\]"):
         retrieval.rank(ROWS[0], ROWS, k=1)
     index, bare = retrieval.Index(3), cast(Any, ROWS)
     index.add(Embeddings(ROWS, torch.ones(4), torch.ones(4), torch.ones(4)), range(4))
     for call in (lambda: index.search(bare, 1), lambda: index.add(bare.numpy(), range(4))):
-        with pytest.raises(
-            ValueError, match=r"embeddings must be lam.Embeddings, got .*: give encoder.embed\(inputs\)"
-        ):
+        with pytest.raises(ValueError, match=r"embeddings.*lam.Embeddings.*encoder.embed\(inputs\)"):
             call()
-    with pytest.raises(ValueError, match=r"indexed by a slice or a tensor, got 2: give \[2:3\]"):
+    with pytest.raises(ValueError, match=r"got 2: .*\[2:3\]"):
         Embeddings(ROWS, torch.ones(4), torch.ones(4), torch.ones(4))[cast(Any, 2)]

@@ -175,12 +175,12 @@ def test_where_one_process_fails_all_end(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     ended = torchrun(tmp_path / "failing.py")
     assert ended.returncode != 0
-    assert "the disk of this process is gone" in ended.stderr
+    assert "disk of this" in ended.stderr
 
 
 def test_processes_that_torchrun_did_not_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with pytest.raises(ValueError, match="runs 2 processes that torchrun did not start: start them by torchrun"):
+    with pytest.raises(ValueError, match="2 processes.*torchrun"):
         two_processes.fit(two_processes.network())
 
 

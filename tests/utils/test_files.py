@@ -167,7 +167,7 @@ def every_damage_is_caught(folder: Path, flips: int, cuts: int) -> int:
         for number, place in enumerate(places):
             flipped = content[:place] + bytes([content[place] ^ (1 << (number % 8))]) + content[place + 1 :]
             path.write_bytes(flipped if number < flips else content[:place])
-            with pytest.raises(files.CorruptFileError, match=f"{path.name} is truncated or altered"):
+            with pytest.raises(files.CorruptFileError, match=f"{path.name}.*truncated"):
                 files.verify(folder)
         path.unlink()
         with pytest.raises(files.CorruptFileError, match=f"{path.name} is missing"):
@@ -197,15 +197,15 @@ def test_manifests_that_are_wrong_are_refused(tmp_path: Path):
     for content, message in [
         ("{", "not valid JSON"),
         ("[]", "no sha256 table"),
-        (json.dumps({"sha256": {"../outside": "00"}}), "lies outside the folder"),
-        (json.dumps({"sha256": {"/etc/hostname": "00"}}), "lies outside the folder"),
+        (json.dumps({"sha256": {"../outside": "00"}}), "lies outside.*folder"),
+        (json.dumps({"sha256": {"/etc/hostname": "00"}}), "lies outside.*folder"),
         (json.dumps({"sha256": {}}), "names no generation"),
     ]:
         manifest.write_text(content)
         with pytest.raises(files.CorruptFileError, match=message):
             files.read_generation(tmp_path)
     files.seal(tmp_path, [])
-    with pytest.raises(files.CorruptFileError, match="does not list weights"):
+    with pytest.raises(files.CorruptFileError, match="not list weights"):
         files.verify(tmp_path, ["weights"])
 
 
@@ -247,12 +247,12 @@ def test_a_lock_ends_with_its_block_whoever_was_forked_meanwhile(tmp_path: Path)
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.check_output(tmp_path / "new.csv")
-    with pytest.raises(ValueError, match="there is no folder .*deeper to write new.csv to: make it first"):
+    with pytest.raises(ValueError, match="no folder .*deeper.*new.csv"):
         files.check_output(tmp_path / "deeper" / "new.csv")
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
-    with pytest.raises(ValueError, match=rf"{tmp_path} cannot be written, because this user may not write to"):
+    with pytest.raises(ValueError, match=f"{tmp_path}.*written.*this user"):
         files.check_output(tmp_path / "new.csv")
-    with pytest.raises(ValueError, match=rf"deeper cannot be written, because this user may not write to {tmp_path}"):
+    with pytest.raises(ValueError, match=f"deeper.*written.*this user.*{tmp_path}"):
         files.check_writable(tmp_path / "deeper")
 
 

@@ -46,13 +46,13 @@ class Half(methods.Deterministic):
 @pytest.mark.parametrize(
     ("register", "entry", "message"),
     [
-        (losses.register, len, "a loss must be a class derived from lam.losses.Loss, got <built-in"),
-        (methods.register, Unmarked, "a method must be a class derived from lam.methods.Method, got <class"),
-        (methods.register, 3, "a method must be a class derived from lam.methods.Method, got 3"),
-        (methods.register, Half, r"Half must be a frozen dataclass: put @dataclass\(frozen=True\) above it"),
-        (hessians.register, Unmarked, r"Unmarked must be a frozen dataclass: put @dataclass\(frozen=True\)"),
-        (hessians.register, Answering(), "a curvature must be a class derived from lam.hessians.losses.Curvature, got"),
-        (encoders.register, Half, "an encoder must be a class derived from lam.encoders.Encoder, got <class"),
+        (losses.register, len, "loss.*lam.losses.Loss.*<built-in"),
+        (methods.register, Unmarked, "method.*lam.methods.Method.*<class"),
+        (methods.register, 3, "method.*lam.methods.Method.*3"),
+        (methods.register, Half, r"Half.*@dataclass\(frozen=True\)"),
+        (hessians.register, Unmarked, r"Unmarked.*@dataclass\(frozen=True\)"),
+        (hessians.register, Answering(), "curvature.*lam.hessians.losses.Curvature"),
+        (encoders.register, Half, "encoder.*lam.encoders.Encoder.*<class"),
     ],
 )
 def test_what_is_no_extension_of_its_kind_is_not_registered(
@@ -66,20 +66,20 @@ def test_what_is_no_extension_of_its_kind_is_not_registered(
 def test_a_name_is_a_word() -> None:
     wrong: Any
     for wrong in ("", None, losses.Contrastive):
-        with pytest.raises(ValueError, match="the name of a loss must be a word, got"):
+        with pytest.raises(ValueError, match="name of a loss.*word"):
             losses.register(wrong, losses.Contrastive)
 
 
 @pytest.mark.parametrize(
     ("result", "message"),
-    [(0.5, "got float"), (None, "got NoneType"), (torch.ones(3), r"got Tensor of shape \(3,\)")],
+    [(0.5, "got float"), (None, "got NoneType"), (torch.ones(3), r"Tensor.*\(3,\)")],
 )
 def test_a_loss_that_is_no_number_is_refused(result: Any, message: str) -> None:
     class Mine(losses.Loss):
         def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
             return result
 
-    with pytest.raises(ValueError, match=f"Mine._compute must return a tensor of one number, {message}"):
+    with pytest.raises(ValueError, match=f"Mine._compute.*tensor.*{message}"):
         Mine()(torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1])))
 
 
@@ -90,12 +90,12 @@ def test_a_curvature_of_another_shape_is_refused(result: Any, given: str) -> Non
 
 
 def test_a_curvature_that_is_no_dataclass_is_refused() -> None:
-    with pytest.raises(ValueError, match="Unmarked must be a frozen dataclass"):
+    with pytest.raises(ValueError, match="Unmarked.*frozen dataclass"):
         lam.Laplace(curvature=Unmarked())
 
 
 def test_a_loader_of_data_gives_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Any = lambda *, seed=0: (1, 2, 3)  # noqa: E731
     monkeypatch.setattr(datasets, "DATASETS", {**datasets.DATASETS, "mine": wrong})
-    with pytest.raises(ValueError, match="the loader of mine must return lam.datasets.Splits, got tuple"):
+    with pytest.raises(ValueError, match="loader.*lam.datasets.Splits.*tuple"):
         datasets.load("mine")

@@ -87,7 +87,7 @@ def test_a_line_of_blanks_is_an_empty_line(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default:.* is read as values")
 def test_the_separator_found_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(_csv(";"))
-    with pytest.warns(UserWarning, match="a.csv is read as values separated by semicolons"):
+    with pytest.warns(UserWarning, match="a.csv.*read as.*semicolons"):
         Table.read(tmp_path / "a.csv")
 
 
@@ -102,20 +102,20 @@ def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"sep=;\n\ntext;label\none;a\ntwo\n", "2 columns, but 1 values in line 5"),
-        ("a.csv", b"text;label\n;\none;a\ntwo\n", "2 columns, but 1 values in line 4"),
-        ("a.csv", b"text,label\nhello, you,a\n", "3 values in line 2: .* values that hold the separator into quotes"),
-        ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "not a CSV file, line 3: .*; values were separated by semicolons"),
-        ("a.csv", b"\xff\xfet", "is not in UTF-16"),
-        ("a.csv", b"text\n\xe9\n", "is not in UTF-8: line 2, .*; save it in UTF-8"),
-        ("a.csv", b"text\n" + 40_000 * b"ok\n" + b"caf\xe9\n", "is not in UTF-8: line 40002, .* 0xe9 in position 3"),
-        ("a.csv.gz", gzip.compress(b"text\n" + 40_000 * b"ok\n" + b"\xe9"), "is not in UTF-8: line 40002, .* 0xe9"),
-        ("a.csv.gz", gzip.compress(b"text\n" * 99)[:-9], "is damaged: .*; get it again"),
-        ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "not a valid JSON Lines file, line 3: "),
-        ("a.jsonl", b'{"text": "one"}\n3\n', "must hold an object in each line"),
-        ("a.jsonl", b"[" * 200_000, "not a valid JSON Lines file, line 1: "),
-        ("a.json", b'{"text": "one"}\n{"text": "two"}\n', r"not a valid JSON file \(.*\.jsonl\)"),
-        ("a.json", b'{"1": {"text": "one"}}', "must hold a list of objects"),
+        ("a.csv", b"sep=;\n\ntext;label\none;a\ntwo\n", "2 columns.*1 values in line 5"),
+        ("a.csv", b"text;label\n;\none;a\ntwo\n", "2 columns.*1 values in line 4"),
+        ("a.csv", b"text,label\nhello, you,a\n", "3 values in line 2: .*separator into quotes"),
+        ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "CSV file, line 3: .*semicolons"),
+        ("a.csv", b"\xff\xfet", "not in UTF-16"),
+        ("a.csv", b"text\n\xe9\n", "not in UTF-8: line 2, "),
+        ("a.csv", b"text\n" + 40_000 * b"ok\n" + b"caf\xe9\n", "UTF-8: line 40002, .*0xe9 in position 3"),
+        ("a.csv.gz", gzip.compress(b"text\n" + 40_000 * b"ok\n" + b"\xe9"), "UTF-8: line 40002, .*0xe9"),
+        ("a.csv.gz", gzip.compress(b"text\n" * 99)[:-9], "is damaged: .*again"),
+        ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "JSON Lines.*line 3: "),
+        ("a.jsonl", b'{"text": "one"}\n3\n', "hold an object"),
+        ("a.jsonl", b"[" * 200_000, "JSON Lines.*line 1: "),
+        ("a.json", b'{"text": "one"}\n{"text": "two"}\n', r"JSON file \(.*\.jsonl\)"),
+        ("a.json", b'{"1": {"text": "one"}}', "list of objects"),
     ],
     ids=_shown,
 )
@@ -127,7 +127,7 @@ def test_refusals_name_the_line_of_the_file(tmp_path: Path, name: str, content: 
 
 def test_a_number_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": "two"}\n')
-    with pytest.raises(ValueError, match=r"x must be numbers, got 'two' in line 3 \(1 such line\)"):
+    with pytest.raises(ValueError, match=r"x.*'two'.*line 3 \(1.*line\)"):
         Table.read(tmp_path / "a.jsonl").numbers("x")
 
 
@@ -312,7 +312,7 @@ def _bomb_of_zip(path: Path) -> Path:
 def test_what_unpacks_to_over_a_gibibyte_is_refused(tmp_path: Path, name: str, bomb: Callable[[Path], Path]) -> None:
     path = bomb(tmp_path / name)
     assert path.stat().st_size < 2**21
-    with pytest.raises(ValueError, match=f"{name} unpacks to over {2**30} bytes: unpack it, or save it as CSV"):
+    with pytest.raises(ValueError, match=f"{name}.*{2**30} bytes.*CSV"):
         Table.read(path)
 
 
@@ -323,9 +323,9 @@ def _row(number: int, column: str) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 50_000), "unpacks to over 100000 bytes"),
-        ("wide.xlsx", "".join(_row(number, "ZZZ") for number in range(1, 9)), "unpacks to over 100000 bytes"),
-        ("high.xlsx", _row(1, "A") + _row(10**12, "A"), "has a row beyond 1000, the last of a sheet: save it as CSV"),
+        ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 50_000), "over 100000 bytes"),
+        ("wide.xlsx", "".join(_row(number, "ZZZ") for number in range(1, 9)), "over 100000 bytes"),
+        ("high.xlsx", _row(1, "A") + _row(10**12, "A"), "row beyond 1000.*CSV"),
     ],
     ids=("gzip", "wide", "high"),
 )
@@ -348,10 +348,10 @@ def test_files_of_optional_libraries_are_refused_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
 ) -> None:
     (tmp_path / name).write_bytes(b"no such file")
-    with pytest.raises(ValueError, match=rf"{name} is not an? .*, or is damaged|{name} needs"):
+    with pytest.raises(ValueError, match=f"{name}.*damaged|{name} needs"):
         Table.read(tmp_path / name)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=r"lam-retrieval\[tables\]', or save it as CSV"):
+    with pytest.raises(ValueError, match=r"lam-retrieval\[tables\]'.*CSV"):
         Table.read(tmp_path / name)
 
 
@@ -391,5 +391,5 @@ def test_tasks_of_a_labelling_tool_are_read(tmp_path: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize("result", [3, [3], [{}], [{"type": "choices", "value": 3, "from_name": "a"}]])
 def test_a_task_of_another_form_is_named(tmp_path: Path, result: object) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"data": {"text": "a"}, "annotations": [{"result": result}]}]))
-    with pytest.raises(ValueError, match=r"a.json: object 1 has no annotations of Label Studio"):
+    with pytest.raises(ValueError, match="a.json: object 1.*no annotations.*Label Studio"):
         Table.read(tmp_path / "a.json")

@@ -39,13 +39,13 @@ def test_all_damaged_files_are_found_in_one_pass(tmp_path: Path) -> None:
     assert list(damaged) == [files[1], files[4], files[6]]
     assert "is not an image" in damaged[files[1]]
     listed = tmp_path / "lists" / "damaged.csv"
-    said = r"3 of 7 images cannot be read, all listed in .*damaged.csv: .*--skip-damaged"
+    said = "3 of 7 images.*damaged.csv.*--skip-damaged"
     with pytest.raises(ValueError, match=said):
         DamagedFiles(listed, reasons=damaged).settle(len(files))
     assert read_damaged(listed) == {str(path) for path in damaged}
-    with pytest.warns(Note, match=r"3 of 7 images cannot be read: .* they are left out"):
+    with pytest.warns(Note, match="3 of 7 images.*left out"):
         DamagedFiles(skip=True, reasons=damaged).settle(len(files))
-    with pytest.raises(ValueError, match="3 of 3 images cannot be read"):
+    with pytest.raises(ValueError, match="3 of 3 images"):
         DamagedFiles(skip=True, reasons=damaged).settle(3)
 
 
@@ -62,13 +62,13 @@ def test_the_others_stay_whatever_names_hold(tmp_path: Path) -> None:
     left = without_damaged(items, read_damaged(tmp_path / "damaged.csv"))
     assert list(left.files) == files[1:3]
     assert left.labels.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="all 4 images are damaged, such as"):
+    with pytest.raises(ValueError, match="4 images.*damaged"):
         without_damaged(items, frozenset(map(path_key, files)))
 
 
 def test_a_damaged_file_that_is_listed_twice_is_the_only_one(tmp_path: Path) -> None:
     (file := tmp_path / "bad.png").write_bytes(b"milk, bread")
-    with pytest.raises(ValueError, match="1 of 1 images cannot be read"):
+    with pytest.raises(ValueError, match="1 of 1 images"):
         list(ImageBatches([file, file], SIZED, DamagedFiles(skip=True)))
 
 
@@ -84,7 +84,7 @@ def test_batches_go_on_after_a_damaged_file_or_the_rest_is_read_alone(
     files[3], files[131], files[130] = tmp_path / "gone.png", tmp_path / "gone too.png", tmp_path / "and this.png"
     damaged, read = DamagedFiles(skip=skip), list[int]()
     batches = ImageBatches(files, SIZED, damaged, goes_on=goes_on)
-    with pytest.warns(Note) if skip else pytest.raises(ValueError, match="3 of 9 images cannot be read"):
+    with pytest.warns(Note) if skip else pytest.raises(ValueError, match="3 of 9 images"):
         read.extend(len(batch) for batch in batches)
     assert (len(batches), read) == (3, sizes)
     assert batches.read == [path for path in files if path not in damaged.reasons][: sum(read)]

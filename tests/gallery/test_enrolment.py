@@ -25,7 +25,7 @@ def test_one_image_is_one_entry_unless_ids_differ() -> None:
 
 def test_one_image_with_several_labels_is_said() -> None:
     images = [SourceImage("a/1.png", "a", 7), SourceImage("b/1.png", "b", 7), SourceImage("b/2.png", "b", 8)]
-    with pytest.warns(UserWarning, match=r"1 item has several labels.*a/1\.png as 'a' and 'b'.*the first"):
+    with pytest.warns(UserWarning, match=r"1 item.*a/1\.png as 'a' and 'b'.*the first"):
         enrolled = enrol(images, embeddings(3))
     assert [item.label for item in enrolled.items] == ["a", "b"]
     with warnings.catch_warnings():
@@ -36,7 +36,7 @@ def test_one_image_with_several_labels_is_said() -> None:
 @pytest.mark.parametrize("fuse", [False, True])
 def test_images_with_other_metadata_than_the_first_are_counted(fuse: bool) -> None:
     images = [SourceImage(f"{name}.png", "a", 7 + fuse * row, metadata={"sku": name}) for row, name in enumerate("xyz")]
-    with pytest.warns(UserWarning, match=r"2 images have other metadata .* y\.png"):
+    with pytest.warns(UserWarning, match=r"2 images.*metadata.* y\.png"):
         enrolled = enrol(images, embeddings(3), fuse=fuse)
     assert [json.loads(item.metadata) for item in enrolled.items] == [{"sku": "x"}]
 
@@ -45,7 +45,7 @@ def test_texts_that_share_a_listed_id_are_not_dropped() -> None:
     texts = [SourceImage(f"t.csv:{row}", "x", content, "doc") for row, content in enumerate((5, 5, 6), 1)]
     assert len(enrol(texts[:2], embeddings(2))) == 1
     assert enrol(texts, embeddings(3), fuse=True).items[0].images == 2
-    with pytest.raises(ValueError, match=r"t\.csv:3: id 'doc' is already at t\.csv:1; ids must differ.*--fuse"):
+    with pytest.raises(ValueError, match=r"t\.csv:3: id 'doc'.*t\.csv:1.*--fuse"):
         enrol(texts, embeddings(3))
 
 
@@ -68,11 +68,11 @@ def test_a_label_is_another_identity_than_an_id_of_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"listed_id": "shelf/../é"}, "a.jpg: the id must have 1 to 128 letters, marks on them, .* got 'shelf/../é'"),
-        ({"listed_id": ""}, "the id must have 1 to 128 letters"),
-        ({"label": "\ud800"}, "a.jpg: the label must be valid Unicode"),
-        ({"label": "x" * 1025}, "a.jpg: the label has 1025 characters, allowed is at most 1024"),
-        ({"metadata": {"text": "x" * 20_000}}, "a.jpg: metadata has 20012 bytes, allowed is at most 16384"),
+        ({"listed_id": "shelf/../é"}, "a.jpg: .*id.*1 to 128.*'shelf/../é'"),
+        ({"listed_id": ""}, "id.*1 to 128"),
+        ({"label": "\ud800"}, "a.jpg: .*label.*Unicode"),
+        ({"label": "x" * 1025}, "a.jpg: .*label.*1025.*1024"),
+        ({"metadata": {"text": "x" * 20_000}}, "a.jpg: metadata.*20012 bytes.*16384"),
     ],
 )
 def test_what_the_service_could_not_know_is_refused_before_it_is_embedded(wrong: dict[str, Any], match: str) -> None:
@@ -81,7 +81,7 @@ def test_what_the_service_could_not_know_is_refused_before_it_is_embedded(wrong:
 
 
 def test_what_cannot_be_fused_is_refused() -> None:
-    with pytest.raises(ValueError, match="b has neither id nor label"):
+    with pytest.raises(ValueError, match="b has neither"):
         enrol([SourceImage("a", "x", 1), SourceImage("b", "", 2)], embeddings(2), fuse=True)
-    with pytest.raises(ValueError, match="must have one label: id '7' has 'x' for a, 'y' for b"):
+    with pytest.raises(ValueError, match="id '7'.*'x' for a, 'y' for b"):
         enrol([SourceImage("a", "x", 1, "7"), SourceImage("b", "y", 2, "7")], embeddings(2), fuse=True)

@@ -129,7 +129,7 @@ def test_a_gallery_that_was_made_with_a_graph_keeps_it(
 
 @pytest.mark.parametrize("index", ["HNSW", "ivf", "", "milvus:/host/items", "flat,hnsw"])
 def test_another_kind_of_index_is_refused(run_copy: Path, index: str) -> None:
-    said = f"index must be flat, hnsw or the address of a Milvus collection, .*, got {index!r}"
+    said = f"index.*flat, hnsw.*Milvus.*{index!r}"
     with pytest.raises(ValueError, match=said):
         Gallery(run_copy / "gallery", D, index=index)
     Gallery(run_copy / "gallery", D).close()  # nothing is left open

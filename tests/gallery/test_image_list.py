@@ -49,21 +49,21 @@ def test_paths_of_windows_are_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "list.csv has no column path; it has none"),
-        ("file,id\na.png,1\n", "list.csv has no column path; it has file, id"),
-        ("path,id,id\n", "columns must have different names, got path, id, id"),
-        ("path,\n", "every column must have a name, got 'path', ''"),
-        ("path\n", "list.csv lists no image"),
-        ("path,id\na.png,1\na.png\n", "list.csv has 2 columns, but 1 values in line 3"),
-        ("path,id\na.png,1,2\n", "list.csv has 2 columns, but 3 values in line 2"),
-        ("path,id\n,1\n", "line 2: the path must be the name of a file, got ''"),
+        ("", "list.csv.*no column path.*none"),
+        ("file,id\na.png,1\n", "list.csv.*no column path.*file, id"),
+        ("path,id,id\n", "columns.*path, id, id"),
+        ("path,\n", "column.*'path', ''"),
+        ("path\n", "list.csv.*no image"),
+        ("path,id\na.png,1\na.png\n", "list.csv.*2 columns.*1.*line 3"),
+        ("path,id\na.png,1,2\n", "list.csv.*2 columns.*3.*line 2"),
+        ("path,id\n,1\n", "line 2: .*path.*''"),
         ("path\na\0.png\n", "line 2: "),
         ('path\n"a.png"x\n', "line 2: ',' expected after '\"'"),
-        ('path\n"a.png\n', "line 2: unexpected end of data"),
+        ('path\n"a.png\n', "line 2: .*end of data"),
         ("path,id\na.png,1\nb c.png,2\na.png,1\n", r"line 4: id '1' .*line 2; .* fused \(--fuse\)"),
         (
             "path\n" + "".join(f"{i}.png\n" for i in range(7)) + "a.png\n",
-            r"list.csv: 7 of 8 images do not exist: .*/0.png \(line 2\), .*/4.png \(line 6\), \.\.\.$",
+            r"list.csv: 7 of 8 images.*/0.png \(line 2\), .*/4.png \(line 6\), \.\.\.$",
         ),
     ],
 )
@@ -79,9 +79,9 @@ def test_ids_may_repeat_where_that_is_wanted(folder: Path) -> None:
 
 def test_what_is_no_text_is_refused(folder: Path) -> None:
     path = listed(folder, "path\né.png\n", encoding="latin-1")
-    with pytest.raises(ValueError, match="list.csv is not in UTF-8: "):
+    with pytest.raises(ValueError, match="list.csv.*UTF-8"):
         read_list(path)
-    with pytest.raises(ValueError, match="there is no file .*none.csv: give a table with a column path"):
+    with pytest.raises(ValueError, match="no file.*none.csv.*table"):
         read_list(folder / "none.csv")
 
 

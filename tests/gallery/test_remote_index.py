@@ -85,7 +85,7 @@ def holds_what_is_stored(gallery: Gallery) -> None:
 def refused(gallery: Gallery, server: Server) -> None:
     """A search is a 503, and the server is not asked."""
     before = server.calls
-    with pytest.raises(Refusal, match="the index cannot be searched now") as error:
+    with pytest.raises(Refusal, match="searched now") as error:
         gallery.search(embeddings(1), 1)
     assert error.value.status == 503
     assert int(error.value.headers["Retry-After"]) >= 1
@@ -94,7 +94,7 @@ def refused(gallery: Gallery, server: Server) -> None:
 
 def trip(gallery: Gallery, server: Server) -> None:
     server.down = True
-    with pytest.raises(Refusal, match="the index cannot be searched now"):
+    with pytest.raises(Refusal, match="searched now"):
         gallery.search(embeddings(1), 1)
     assert gallery.complaint is not None
 
@@ -280,7 +280,7 @@ def test_a_late_failure_of_an_earlier_call_opens_nothing(gallery: Gallery, serve
 def test_a_collection_that_was_lost_is_made_again(gallery: Gallery, server: Server) -> None:
     gallery.write(items(2))
     gallery.index._index._client.drop_collection(gallery.index._index.address.collection)
-    with pytest.raises(Refusal, match="the index cannot be searched now"):
+    with pytest.raises(Refusal, match="searched now"):
         gallery.search(embeddings(1), 1)
     put_back(gallery, server)
     assert found(gallery, embeddings(1)) == ["0-0"]
@@ -307,7 +307,7 @@ def test_it_starts_without_the_server_and_tries_by_itself(
 
 def test_the_first_use_needs_the_server(run_copy: Path, address: str, server: Server) -> None:
     server.down = True
-    with pytest.raises(ConnectionError, match="Milvus at .* failed: server unavailable; check that (it runs|no other)"):
+    with pytest.raises(ConnectionError, match="Milvus at .*server unavailable.*(it runs|no other)"):
         Gallery(run_copy / "gallery", D, index=address)
     server.down = False
     Gallery(run_copy / "gallery", D, index=address).close()
@@ -316,11 +316,11 @@ def test_the_first_use_needs_the_server(run_copy: Path, address: str, server: Se
 def test_a_collection_of_others_is_refused_and_left_alone(run_copy: Path, tmp_path: Path, address: str) -> None:
     others = MilvusIndex(address, D)
     others.add(embeddings(2), [5, 6])
-    with pytest.raises(ValueError, match="'items.*' in .* holds 2 items of another gallery"):
+    with pytest.raises(ValueError, match="'items.*' in .*2 items of another"):
         Gallery(run_copy / "gallery", D, index=address)
     assert others.ids.tolist() == [5, 6]
     others.close()
-    with pytest.raises(ValueError, match="address must be milvus://HOST"):
+    with pytest.raises(ValueError, match="address.*milvus://HOST"):
         Gallery(run_copy / "gallery", D, index="http://host/items")
 
 
@@ -329,7 +329,7 @@ def test_a_copy_leaves_the_collection_to_the_original(gallery: Gallery, tmp_path
     copy.mkdir()
     gallery.store.copy(copy / "items.sqlite")
     gallery.write(items(1, 99))
-    with pytest.raises(ValueError, match="of the original of this copy: name a collection that is empty"):
+    with pytest.raises(ValueError, match="original of this"):
         Gallery(copy, D, index=address)
     holds_what_is_stored(gallery)
     Gallery(copy, D, index=f"{address}_2").close()
@@ -337,7 +337,7 @@ def test_a_copy_leaves_the_collection_to_the_original(gallery: Gallery, tmp_path
 
 
 def test_items_of_another_encoder_are_refused(run_copy: Path, address: str) -> None:
-    with pytest.raises(ValueError, match=r"holds item .* of dimension 3, the run has 4"):
+    with pytest.raises(ValueError, match="item .*dimension 3.*4"):
         Gallery(run_copy / "gallery", 4, index=address)
 
 
@@ -357,7 +357,7 @@ def test_an_outage_over_http(served_run: Path, address: str, server: Server) -> 
     assert client.post("/v1/search", json=body).status_code == 503
     answer = client.post("/v1/search", json=body)
     assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)
-    assert "the index does not answer" in client.get("/v1/ready").json()["error"]
+    assert "index does not" in client.get("/v1/ready").json()["error"]
     assert client.get("/v1/health").status_code == 200
     assert "lam_index_searchable 0.0" in client.get("/metrics").text
     added = client.post("/v1/items", json={**body, "id": "axis"})

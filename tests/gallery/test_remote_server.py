@@ -43,11 +43,11 @@ def test_a_server_that_is_killed_or_stopped_over_tcp(
         for seed, (fail, mend) in enumerate([(process.end, process.start), (process.stop, process.go_on)]):
             fail()
             started = time.monotonic()
-            with pytest.raises(Refusal, match="the index cannot be searched now"):
+            with pytest.raises(Refusal, match="searched now"):
                 gallery.search(embeddings(1), 1)
             assert time.monotonic() - started < 10
             started = time.monotonic()
-            with pytest.raises(Refusal, match="the index cannot be searched now"):
+            with pytest.raises(Refusal, match="searched now"):
                 gallery.search(embeddings(1), 1)
             gallery.write(items(2, seed))
             assert gallery.write([f"{seed}-1"])[0].status == 503

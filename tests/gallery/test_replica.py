@@ -71,7 +71,7 @@ def test_a_replica_leaves_out_what_only_the_collection_holds(run_copy: Path, add
         for row in range(4):
             left = [key for key in wanted[0].ids[row].tolist() if wanted[1][key].id not in ("0-0", "0-2")]
             assert hits.ids[row].tolist() == left[:5]
-        with pytest.raises(Refusal, match="only reads its run"):
+        with pytest.raises(Refusal, match="only reads"):
             replica.write(items(1))
 
 
@@ -81,7 +81,7 @@ def test_a_replica_waits_until_the_collection_has_caught_up(run_copy: Path, addr
         writer.store.write(items(2))
         with closing(Replica(run_copy / "gallery", D, index=address)) as replica:
             assert replica.complaint is not None
-            with pytest.raises(Refusal, match="cannot be searched now"):
+            with pytest.raises(Refusal, match="searched now"):
                 replica.search(embeddings(1), 1)
             assert writer.index.probe()
             assert replica.index.probe()
@@ -90,7 +90,7 @@ def test_a_replica_waits_until_the_collection_has_caught_up(run_copy: Path, addr
 
 def test_a_replica_needs_the_collection_of_a_writer(run_copy: Path, address: str, tmp_path: Path) -> None:
     for index in (None, "flat", f"milvus://{tmp_path}/items.db/items"):
-        with pytest.raises(ValueError, match="beside a process that writes"):
+        with pytest.raises(ValueError, match="process that writes"):
             Replica(run_copy / "gallery", D, index=index)
     with pytest.raises(ValueError, match="without --replica first"):
         Replica(run_copy / "gallery", D, index=address)

@@ -54,13 +54,13 @@ def test_every_image_is_in_exactly_one_shard(total: int, count: int) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("0/3", "shard i/n must have i from 1 to n, got 0/3"),
-        ("4/3", "shard i/n must have i from 1 to n, got 4/3"),
+        ("0/3", "shard i/n.*0/3"),
+        ("4/3", "shard i/n.*4/3"),
         ("1/0", "i from 1 to n"),
-        ("3", "shard must be i/n, such as 1/4, got '3'"),
-        ("1/-3", "shard must be i/n"),
-        ("1 / 3", "shard must be i/n"),
-        ("١/٣", "shard must be i/n"),
+        ("3", "shard must be i/n.*1/4.*'3'"),
+        ("1/-3", "must be i/n"),
+        ("1 / 3", "must be i/n"),
+        ("١/٣", "must be i/n"),
     ],
 )
 def test_bad_shards_are_refused(text: str, match: str) -> None:
@@ -69,7 +69,7 @@ def test_bad_shards_are_refused(text: str, match: str) -> None:
 
 
 def test_a_shard_without_an_image_is_refused(run_copy: Path, digit_folder: Path) -> None:
-    with pytest.raises(ValueError, match="shard 25/30 of 24 images is empty: make fewer"):
+    with pytest.raises(ValueError, match="25/30 of 24 images"):
         embed_items(Run(run_copy).encoder, digit_folder, shard=Shard(25, 30))
 
 
@@ -116,41 +116,41 @@ def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_p
         return rewritten(parts[1], tmp_path / "other.npz", **changes)
 
     first = parts[:1]
-    with pytest.raises(ValueError, match="other.npz has format 99, this version of lam reads 1"):
+    with pytest.raises(ValueError, match="other.npz.*format 99.*version.*1"):
         merge_embeddings([*first, changed(format=np.array(99))], encoder=key)
-    with pytest.raises(ValueError, match="2 of 3 shards are missing, such as 2/3"):
+    with pytest.raises(ValueError, match="2 of 3 shards.*missing.*2/3"):
         merge_embeddings(first, encoder=key)
     with pytest.raises(ValueError, match="shard 2/3 is given twice: .*part-2.npz and .*other.npz"):
         merge_embeddings([*parts, changed()], encoder=key)
-    with pytest.raises(ValueError, match="part-1.npz was embedded by another network, posterior or preprocessing"):
+    with pytest.raises(ValueError, match="part-1.npz.*another network"):
         merge_embeddings(parts, encoder="other")
-    with pytest.raises(ValueError, match="other.npz and .*part-1.npz come from other folders"):
+    with pytest.raises(ValueError, match="other.npz and .*part-1.npz.*folders"):
         merge_embeddings([*first, changed(listing=np.array("other"))], encoder=key)
-    with pytest.raises(ValueError, match="other.npz is shard 1/1, .*part-1.npz is one of 3: give shards of one count"):
+    with pytest.raises(ValueError, match="other.npz is shard 1/1, .*part-1.npz.*3"):
         merge_embeddings(
             [*first, changed(shard=np.array([1, 1]), total=np.array(8), positions=np.arange(8))], encoder=key
         )
     with pytest.raises(ValueError, match="other.npz has dimension 2, .*part-1.npz 3: embed again"):
         merge_embeddings([*first, changed(mean=np.ones((8, 2), np.float32)), parts[2]], encoder=key)
-    with pytest.raises(ValueError, match="there is no file .*none.npz"):
+    with pytest.raises(ValueError, match="no file.*none.npz"):
         merge_embeddings([tmp_path / "none.npz"], encoder=key)
-    with pytest.raises(ValueError, match="merging needs at least one file"):
+    with pytest.raises(ValueError, match="merging.*file"):
         merge_embeddings([], encoder=key)
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"kappa": np.ones(7, np.float32)}, r"has kappa of shape \(7,\) and type float32: write it again"),
-        ({"ids": np.ones(8)}, r"has ids of shape \(8,\) and type float64"),
-        ({"mean": np.ones(8, np.float32)}, r"has mean of shape \(8,\)"),
-        ({"positions": np.arange(8)}, "does not hold the images of shard 2/3: write it again"),
-        ({"labels": np.array([None] * 8)}, "is truncated, altered or not a file of embeddings .*pickle"),
+        ({"kappa": np.ones(7, np.float32)}, r"kappa.*\(7,\).*float32"),
+        ({"ids": np.ones(8)}, r"ids.*\(8,\).*float64"),
+        ({"mean": np.ones(8, np.float32)}, r"mean.*\(8,\)"),
+        ({"positions": np.arange(8)}, "images of shard 2/3"),
+        ({"labels": np.array([None] * 8)}, "truncated, altered.*pickle"),
     ],
 )
 def test_files_that_cannot_be_are_named(parts: list[Path], key: str, tmp_path: Path, changes: dict, match: str) -> None:
     path = rewritten(parts[1], tmp_path / "other.npz", **changes)
-    with pytest.raises(CorruptFileError, match=f"other.npz {match}"):
+    with pytest.raises(CorruptFileError, match=f"other.npz.*{match}"):
         merge_embeddings([path], encoder=key)
 
 
@@ -174,7 +174,7 @@ def test_flipped_and_cut_files_are_caught(parts: list[Path], key: str, tmp_path:
 def test_values_that_are_not_finite_are_refused(run_copy: Path, parts: list[Path], tmp_path: Path) -> None:
     before = len(Run(run_copy).gallery)
     path = rewritten(parts[1], tmp_path / "other.npz", kappa=np.full(8, np.nan, np.float32))
-    with pytest.raises(ValueError, match="kappa must be finite, got nan at index 1"):
+    with pytest.raises(ValueError, match="kappa.*nan.*index 1"):
         gallery.index_images(run_copy, [parts[0], path, parts[2]], progress=False)
     assert len(Run(run_copy).gallery) == before
 
@@ -200,4 +200,4 @@ def test_a_shard_of_a_process_is_not_cut_again(
     monkeypatch.setattr("lam.utils.distributed.world_size", lambda: 2)
     output = str(run_copy.parent / "part.npz")
     assert main(["embed", str(run_copy), str(digit_folder), "-o", output, "--shard", "1/2"]) == 1
-    assert "torchrun gives each process its shard: leave --shard out" in capsys.readouterr().err
+    assert "--shard" in capsys.readouterr().err

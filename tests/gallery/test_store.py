@@ -57,7 +57,7 @@ def test_nothing_is_acknowledged_once_the_file_is_gone(store: ItemStore, tmp_pat
         (tmp_path / "other").replace(path)
     else:
         path.unlink()
-    with pytest.raises(Refusal, match="was deleted or replaced") as refused:
+    with pytest.raises(Refusal, match="deleted or replaced") as refused:
         store.write([item("c", 3)])
     assert refused.value.status == 507
     assert store.get("a") is not None
@@ -104,7 +104,7 @@ def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(store: ItemStore) -
     store.write([item("a")])
     (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
     store._writer.execute(f"PRAGMA max_page_count={pages + 2}")
-    with pytest.raises(Refusal, match="could not be stored") as refused:
+    with pytest.raises(Refusal, match="not be stored") as refused:
         store.write([item("b"), item("c", thumbnail=b"x" * 100_000)])
     assert refused.value.status == 507
     assert store.get("a") == item("a")
@@ -118,7 +118,7 @@ def test_a_full_disk_refuses_the_whole_write_and_reads_go_on(store: ItemStore) -
 def test_an_altered_row_is_named_and_can_be_dropped(store: ItemStore, change: str) -> None:
     store.write([item("good"), item("bad", 5)])
     store._writer.execute(f"UPDATE items SET {change} WHERE id = 'bad'")
-    with pytest.raises(CorruptFileError, match=r"items.sqlite: rows bad are altered.*--drop-corrupt"):
+    with pytest.raises(CorruptFileError, match="items.sqlite: rows bad.*--drop-corrupt"):
         store.check()
     assert store.check(drop_corrupt=True) == ["bad"]
     assert store.check() == []
@@ -159,7 +159,7 @@ def test_a_row_that_is_replaced_by_another_is_noticed(store: ItemStore) -> None:
     store.write([item("a"), item("b")])
     values = (item("a", 2).vector, item("a", 2).sha256)
     store._writer.execute("UPDATE items SET vector = ?, sha256 = ? WHERE id = 'a'", values)
-    with pytest.raises(CorruptFileError, match="2 rows are not the stored ones"):
+    with pytest.raises(CorruptFileError, match="2 rows"):
         store.check()
 
 
@@ -173,7 +173,7 @@ def test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted(stor
 def test_another_format_is_refused(tmp_path: Path) -> None:
     with closing(ItemStore(tmp_path / FILE)) as store:
         store._writer.execute("PRAGMA user_version = 9")
-    with pytest.raises(ValueError, match="format 9, this version of lam reads 1"):
+    with pytest.raises(ValueError, match="format 9.*version.*1"):
         ItemStore(store.path)
 
 
@@ -198,7 +198,7 @@ def test_a_file_that_is_lost_is_not_begun_anew(tmp_path: Path, name: str) -> Non
     whole = path.read_bytes()
     LOST[name](path)
     for _ in range(2):
-        with pytest.raises(CorruptFileError, match=r"items.sqlite is missing or empty.*items.made"):
+        with pytest.raises(CorruptFileError, match="items.sqlite.*missing or empty.*items.made"):
             ItemStore(path)
     path.write_bytes(whole)
     with closing(ItemStore(path)) as store:
@@ -237,7 +237,7 @@ def test_a_locked_file_is_called_locked(tmp_path: Path) -> None:
     ItemStore(tmp_path / FILE).close()
     with (
         locked(tmp_path, *WHOLE),
-        pytest.raises(ValueError, match="items.sqlite is locked by another process: end that") as refusal,
+        pytest.raises(ValueError, match="items.sqlite.*locked.*process") as refusal,
     ):
         ItemStore(tmp_path / FILE)
     assert not isinstance(refusal.value, CorruptFileError)
@@ -247,7 +247,7 @@ def test_a_locked_file_is_called_locked(tmp_path: Path) -> None:
 def test_a_lock_that_lets_others_read_is_met_at_the_start(tmp_path: Path) -> None:
     ItemStore(tmp_path / FILE).close()
     with locked(tmp_path, "BEGIN EXCLUSIVE"):
-        with pytest.raises(ValueError, match="locked by another process"):
+        with pytest.raises(ValueError, match="locked.*another process"):
             ItemStore(tmp_path / FILE)
         ItemStore(tmp_path / FILE, read_only=True).close()
 
@@ -255,7 +255,7 @@ def test_a_lock_that_lets_others_read_is_met_at_the_start(tmp_path: Path) -> Non
 def test_a_full_disk_of_a_copy_is_not_taken_for_the_disk_of_the_gallery(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 2**16), closing(ItemStore(tmp_path / FILE)) as store:
         store.write([item("a", thumbnail=b"x" * 2**17)])
-        with pytest.raises(OSError, match=r"disk/copy.sqlite cannot be written .*: make room"):
+        with pytest.raises(OSError, match="disk/copy.sqlite.*written.*: make room"):
             store.copy(tmp_path / "disk" / "copy.sqlite")
 
 
@@ -269,7 +269,7 @@ def test_a_file_that_cannot_be_written_is_called_that(tmp_path: Path) -> None:
             if is_killed:
                 shutil.copytree(left, path.parent, dirs_exist_ok=True)
             subprocess.run(["mount", "-o", "remount,ro", str(path.parent)], check=True)
-            with pytest.raises(OSError, match=r"items.sqlite cannot be written .*: mount .*disk writable, for this"):
+            with pytest.raises(OSError, match="items.sqlite.*written.*: mount .*disk writable"):
                 ItemStore(path)
             subprocess.run(["mount", "-o", "remount,rw", str(path.parent)], check=True)
         with closing(ItemStore(path)) as store:
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_written_is_called_that(tmp_path: Path) -> None:
 def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = code
-    said = r"items.sqlite cannot be used \(disk I/O error\): check the disk and its free space"
+    said = r"items.sqlite.*\(disk I/O error\): check"
     with pytest.raises(OSError, match=said), explain_errors(tmp_path / FILE):
         raise error
 
@@ -288,7 +288,7 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
 def test_a_file_that_cannot_be_read_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ItemStore(tmp_path / FILE).close()
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    said = r"items.sqlite cannot be read .*: give this user the right"
+    said = "items.sqlite.*read.*right"
     with pytest.raises(OSError, match=said), explain_errors(tmp_path / FILE):
         raise sqlite3.OperationalError("unable to open database file")
 
@@ -313,7 +313,7 @@ def test_all_that_is_known_of_images_counts(store: ItemStore) -> None:
     for column, value in altered.items():
         store.write([fused])
         store._writer.execute(f"UPDATE items SET {column} = ?", (value,))
-        with pytest.raises(CorruptFileError, match="rows a are altered"):
+        with pytest.raises(CorruptFileError, match="rows a.*altered"):
             store.check()
         store.write([item("a")])
         store.write(["a"])

@@ -62,7 +62,7 @@ def test_a_download_of_links_is_read_and_saved_again(tmp_path: Path) -> None:
 def test_the_calibration_of_another_encoder_is_not_published(tmp_path: Path) -> None:
     published(tmp_path / "repository", calibration())
     loaded = HubEncoder.from_pretrained(tmp_path / "repository", network=network())
-    with pytest.raises(ValueError, match="calibration is of another encoder"):
+    with pytest.raises(ValueError, match="calibration is.*another encoder"):
         published(tmp_path / "other", loaded.calibration)
     assert not (tmp_path / "other").exists()
 
@@ -71,14 +71,14 @@ def test_altered_files_other_networks_and_other_calibrations_are_an_error(tmp_pa
     published(tmp_path / "repository", calibration())
     with pytest.raises(ValueError, match="network"):
         HubEncoder.from_pretrained(tmp_path / "repository")
-    with pytest.raises(ValueError, match="the network differs from the saved one"):
+    with pytest.raises(ValueError, match="network differs"):
         HubEncoder.from_pretrained(tmp_path / "repository", network=nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 8)))
     published(tmp_path / "other", calibration())
     shutil.rmtree(tmp_path / "other" / "calibration")
     shutil.copytree(tmp_path / "repository" / "calibration", tmp_path / "other" / "calibration")
     with pytest.raises(ValueError, match="of another network"):
         HubEncoder.from_pretrained(tmp_path / "other", network=network())
-    with pytest.raises(ValueError, match="holds the calibration of another encoder"):
+    with pytest.raises(ValueError, match="holds the calibration"):
         published(tmp_path / "other", None)
     weights = next((tmp_path / "repository" / "encoder").rglob("network*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
@@ -89,8 +89,8 @@ def test_altered_files_other_networks_and_other_calibrations_are_an_error(tmp_pa
 @pytest.mark.parametrize(
     ("calibrated", "metrics", "message"),
     [
-        (False, METRICS, "holds the calibration of another encoder"),
-        (True, {"recall@1": float("nan")}, r"metrics must be finite, or None where undefined, got nan for 'recall@1'"),
+        (False, METRICS, "holds the calibration"),
+        (True, {"recall@1": float("nan")}, "metrics.*got nan for 'recall@1'"),
     ],
 )
 def test_a_refused_save_leaves_the_repository_as_it_was(
@@ -108,7 +108,7 @@ def test_an_encoder_that_cannot_be_saved_leaves_the_repository_as_it_was(tmp_pat
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     hub.encoder = copy(hub.encoder)
     hub.encoder.n_samples = 1
-    with pytest.raises(ValueError, match="n_samples must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="n_samples.*2.*1"):
         hub.save_pretrained(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -117,7 +117,7 @@ def test_a_save_over_the_card_of_another_encoder_warns(tmp_path: Path) -> None:
     hub = published(tmp_path, calibration())
     hub.save_pretrained(tmp_path)  # the same card, without a warning
     hub.metrics = {"recall@1": 0.1}
-    with pytest.warns(UserWarning, match="differs from the card of this encoder and stays as it is: delete it"):
+    with pytest.warns(UserWarning, match="differs.*card of this"):
         hub.save_pretrained(tmp_path)
 
 
@@ -144,9 +144,9 @@ def test_the_card_of_a_network_without_uncertainty_claims_no_kappa(tmp_path: Pat
 @pytest.mark.usefixtures("as_in_production")
 def test_a_network_and_a_whole_evaluation_are_an_error() -> None:
     other: Any = network()
-    with pytest.raises(ValueError, match="encoder must be a lam.Encoder"):
+    with pytest.raises(ValueError, match="encoder.*lam.Encoder"):
         HubEncoder.of(other)
-    with pytest.raises(ValueError, match="metrics must be a dict"):
+    with pytest.raises(ValueError, match="metrics.*dict"):
         HubEncoder.of(encoder(), metrics=lam.evaluate(encoder(), (torch.randn(8, 6), torch.arange(8) % 2)))
 
 

@@ -122,7 +122,7 @@ async def test_the_threshold_of_a_stock_retriever_is_a_probability(store: LamVec
 
 @pytest.mark.long
 def test_a_filter_that_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be a function, such as lambda document: .*, got {'label': 'a'}"):
+    with pytest.raises(TypeError, match="function.*{'label': 'a'}"):
         unchecked(LamVectorStore._rank)(
             LamVectorStore(DeterministicFakeEmbedding(size=2)), torch.ones(2), {"label": "a"}
         )
@@ -256,7 +256,7 @@ def test_an_empty_store_has_no_answer(run: Run) -> None:
 
 def test_a_store_of_another_size_than_the_calibration_warns(run: Run) -> None:
     store = LamVectorStore.from_texts(list(TOPICS.values()), LamEmbeddings(run.encoder), calibration=run.calibration)
-    with pytest.warns(UserWarning, match="holds 4 items, the calibration saw"):
+    with pytest.warns(UserWarning, match="4 items.*calibration"):
         found = store.similarity_search_with_relevance_scores(KNOWN, k=2)
     assert len(found) == 2
 
@@ -274,13 +274,13 @@ def test_probabilities_need_an_encoder_and_a_calibration(run: Run) -> None:
 
 def test_an_encoder_of_features_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.encoder, "preprocessing", None)
-    with pytest.raises(ValueError, match=r"no preprocessing for texts: fit it with preprocessing=\.\.\."):
+    with pytest.raises(ValueError, match=r"no preprocessing.*preprocessing=\.\.\."):
         LamEmbeddings(run.encoder)
 
 
 def test_metadata_may_be_missing_and_come_one_by_one() -> None:
     store = LamVectorStore(DeterministicFakeEmbedding(size=8))
-    with pytest.raises(ValueError, match="texts must be a list, got the text 'one'"):
+    with pytest.raises(ValueError, match="texts.*'one'"):
         store.add_texts("one")
     names = store.add_texts(iter(["one", "two"]), iter([None, {"page": 2}]), ids=iter(["1", "2"]))
     assert [document.metadata for document in store.get_by_ids(names)] == [{}, {"page": 2}]
@@ -304,16 +304,16 @@ def test_embeddings_that_are_not_finite_or_of_another_dimension_are_not_stored()
         LamVectorStore(Broken(size=8)).add_texts(["one"])
     store = LamVectorStore.from_texts(["one"], DeterministicFakeEmbedding(size=8))
     store._embedding = DeterministicFakeEmbedding(size=4)
-    with pytest.raises(ValueError, match="dimension of the others, 8, got 4"):
+    with pytest.raises(ValueError, match="dimension.*others, 8.*4"):
         store.add_texts(["two"])
-    with pytest.raises(ValueError, match="dimension of the documents, 8, got 4"):
+    with pytest.raises(ValueError, match="dimension.*documents, 8.*4"):
         store.similarity_search("two")
 
 
 def test_an_empty_text_is_named(store: LamVectorStore) -> None:
-    with pytest.raises(ValueError, match="text 1: the text is empty"):
+    with pytest.raises(ValueError, match="text 1: .*empty"):
         store.add_texts([KNOWN, " "])
-    with pytest.raises(ValueError, match="^the text is empty"):
+    with pytest.raises(ValueError, match="^the text.*empty"):
         store.similarity_search("")
 
 

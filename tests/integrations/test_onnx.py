@@ -95,18 +95,18 @@ def test_an_encoder_without_a_network_is_a_graph_from_features(tmp_path: Path) -
 @pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("export", [onnx.export, lam.BayesianEncoder.export], ids=["onnx", "program"])
 def test_an_array_and_a_path_without_a_folder_are_refused_before_the_work(export: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"example must be a tensor, got ndarray: give torch.as_tensor\(example\)"):
+    with pytest.raises(ValueError, match=r"example.*torch.as_tensor\(example\)"):
         export(encoder(3), tmp_path / "encoder", images(2).numpy())
-    with pytest.raises(ValueError, match=r"example must be a tensor, got named inputs \(x\): a program has one input"):
+    with pytest.raises(ValueError, match=r"example.*named inputs \(x\)"):
         export(encoder(3), tmp_path / "encoder", {"x": images(2)})
-    with pytest.raises(ValueError, match=r"there is no folder .*absent to write encoder to: make it first"):
+    with pytest.raises(ValueError, match="no folder .*absent.*encoder"):
         export(encoder(3), tmp_path / "absent" / "encoder", images(2))
-    with pytest.raises(ValueError, match="is a folder: give the path of the file to write"):
+    with pytest.raises(ValueError, match="is a folder"):
         export(encoder(3), tmp_path, images(2))
 
 
 @pytest.mark.usefixtures("as_in_production")
 def test_another_encoder_is_an_error(tmp_path: Path) -> None:
     other: Any = DeterministicEncoder(nn.Sequential(nn.Linear(2, 2)), "0")
-    with pytest.raises(ValueError, match="export takes a BayesianEncoder, .*, got DeterministicEncoder"):
+    with pytest.raises(ValueError, match="export.*BayesianEncoder.*DeterministicEncoder"):
         onnx.export(other, tmp_path / "encoder.onnx")

@@ -101,7 +101,7 @@ def test_a_label_may_lie_deeper_in_the_payload(client: Any) -> None:
 def test_points_without_a_label_are_counted(client: Any) -> None:
     store = QdrantGallery(client, collection(client), label="topic")
     client.overwrite_payload("help", {"other": 1}, points=[0, 1])
-    with pytest.raises(ValueError, match=f"2 of {G} points of 'help' have no 'topic' in their payload"):
+    with pytest.raises(ValueError, match=f"2 of {G} points.*'help'.*'topic'.*payload"):
         store.calibrate(*items(Q, 2), CHOICES)
 
 
@@ -122,7 +122,7 @@ def test_collections_that_break_the_contract_are_an_error(client: Any) -> None:
     with pytest.raises(ValueError, match="no collection 'help'"):
         QdrantGallery(client, "help")
     collection(client, vector="dense")
-    with pytest.raises(ValueError, match=r"vector must be one of \['dense', 'other'\] in 'help', got None"):
+    with pytest.raises(ValueError, match=r"vector.*\['dense', 'other'\] in 'help'.*None"):
         QdrantGallery(client, "help")
     client.delete_collection("help")
     collection(client, distance="Euclid")
@@ -135,12 +135,12 @@ def test_arguments_that_do_not_fit_are_an_error(client: Any) -> None:
     stored, labels = gallery()
     with pytest.raises(ValueError, match="equal in number, got 2, 300, 300 and 2"):
         store.add([1, 2], stored, labels)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="^k .*1.*0"):
         store.answer(stored, made, k=0)
     assert store.answer(stored[:0], made) == []
-    with pytest.raises(ValueError, match="300 of 300 points of 'help' have no 'missing' in their payload"):
+    with pytest.raises(ValueError, match="300 of 300 points.*'help'.*'missing'.*payload"):
         QdrantGallery(client, "help", label="missing").calibrate(*items(Q, 2), CHOICES)
-    with pytest.raises(ValueError, match="no 'missing' in their payload"):
+    with pytest.raises(ValueError, match="'missing'.*payload"):
         QdrantGallery(client, "help", label="missing").answer(stored[:1], made)
     with pytest.raises(ValueError, match="dimension 8, got 3"):
         store.add([1], type(stored)(torch.eye(3), *torch.ones(3, 3))[:1], ["a"])

@@ -97,7 +97,7 @@ def saved(sure: SentenceTransformer, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"type": "evil.Module"}, "needs the module evil.Module"), ({"path": "../other"}, "leads out of the folder")],
+    [({"type": "evil.Module"}, "evil.Module"), ({"path": "../other"}, "leads out of")],
 )
 def test_a_folder_chooses_no_code_and_no_other_folder(
     sure: SentenceTransformer, tmp_path: Path, change: dict[str, str], message: str
@@ -139,9 +139,9 @@ def test_an_encoder_around_the_whole_model_gives_the_same_kappa(model: SentenceT
 
 def test_the_encoder_must_take_the_embeddings_of_the_model(model: SentenceTransformer) -> None:
     other = lam.fit_features(torch.randn(32, 8), torch.arange(32) % 4, torch.eye(8), margin=0.7)
-    with pytest.raises(ValueError, match="width 8, the model gives 16"):
+    with pytest.raises(ValueError, match="width 8.*model.*16"):
         with_kappa(model, other)
-    with pytest.raises(ValueError, match="width 8, the model gives 16"):
+    with pytest.raises(ValueError, match="width 8.*model.*16"):
         KappaModule(other)({"sentence_embedding": torch.randn(2, 16)})
 
 
@@ -161,7 +161,7 @@ def test_a_head_inside_the_model_is_an_error(model: SentenceTransformer) -> None
 
     batch = {**with_dense.preprocess(TEXTS), "labels": torch.tensor(LABELS)}
     inside = lam.fit(Sentences(), [batch], margin=0.7, progress=False)
-    with pytest.raises(ValueError, match=r"head 'model\.3\.linear' is a layer inside the model"):
+    with pytest.raises(ValueError, match=r"head 'model\.3\.linear'.*inside"):
         with_kappa(with_dense, inside)
     added = lam.fit(Sentences(), [batch], lam.Laplace(margin=0.7, head="identity"), progress=False)
     assert kappas(with_kappa(with_dense, added), TEXTS[:2]).isfinite().all()
@@ -171,11 +171,11 @@ def test_a_model_that_truncates_is_an_error(
     model: SentenceTransformer, encoder: lam.BayesianEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "truncate_dim", 5)
-    with pytest.raises(ValueError, match="has truncate_dim=5: set it to None"):
+    with pytest.raises(ValueError, match="truncate_dim=5.*None"):
         with_kappa(model, encoder)
 
 
 @pytest.mark.usefixtures("as_in_production")
 def test_kappa_needs_a_posterior(model: SentenceTransformer) -> None:
-    with pytest.raises(ValueError, match="needs a posterior over the last layer, got Linear"):
+    with pytest.raises(ValueError, match="last layer, got Linear"):
         with_kappa(model, torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]

@@ -96,7 +96,7 @@ def test_a_trained_layer_is_a_step_of_a_pipeline() -> None:
 
 def test_few_rows_promise_a_larger_rate_with_a_warning() -> None:
     X = np.random.default_rng(0).normal(size=(20, 3))
-    with pytest.warns(UserWarning, match="flag_rate 0.05 needs 19 held-out rows, got 6, so it is 0.143"):
+    with pytest.warns(UserWarning, match="flag_rate 0.05.*19 held-out rows.*6.*0.143"):
         detector = OutlierDetector(random_state=0).fit(X)
     assert detector.flag_rate_ == 0.143
 
@@ -104,13 +104,13 @@ def test_few_rows_promise_a_larger_rate_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("settings", "X", "message"),
     [
-        ({"by": "mahalanobis"}, np.eye(4), "by must be one of knn, kappa"),
+        ({"by": "mahalanobis"}, np.eye(4), "by must.*knn, kappa"),
         ({"flag_rate": 1.0}, np.eye(4), "flag_rate"),
         ({"calibration": 0.0}, np.eye(4), "calibration"),
-        ({"k": 0}, np.eye(4), "k must be an integer of at least 1"),
-        ({"dimension": 2.0}, np.random.default_rng(0).normal(size=(80, 4)), "dimension must be an integer"),
-        ({"dimension": 9}, np.random.default_rng(0).normal(size=(80, 4)), "dimension must be from 2 to 4"),
-        ({}, np.ones((80, 4)), "different directions, got one direction in 56 rows"),
+        ({"k": 0}, np.eye(4), "^k .*integer.*1"),
+        ({"dimension": 2.0}, np.random.default_rng(0).normal(size=(80, 4)), "dimension.*integer"),
+        ({"dimension": 9}, np.random.default_rng(0).normal(size=(80, 4)), "dimension.*2 to 4"),
+        ({}, np.ones((80, 4)), "directions.*56 rows"),
         ({}, np.outer(np.arange(1, 81), [1, 2, 3]), "different directions"),
         ({}, np.zeros((80, 4)), "different directions"),
         ({}, np.eye(3), "minimum of 4 is required"),

@@ -140,10 +140,10 @@ def test_where_all_tell_the_same_the_first_cosine_decides_of_few() -> None:
 def test_what_is_refused() -> None:
     evidence, _ = WORLDS["useful"].evidence(20, torch.Generator().manual_seed(0))
     for accept in ("votes", "length"):
-        with pytest.raises(ValueError, match=f"accept must be one of probability, kappa, cosine, knn, got '{accept}'"):
+        with pytest.raises(ValueError, match=f"accept.*probability, kappa, cosine, knn.*'{accept}'"):
             _fit(evidence, accept)
     alone = replace(evidence, no_match=evidence.no_match[torch.arange(0)])
-    with pytest.raises(ValueError, match="queries without a match, got none"):
+    with pytest.raises(ValueError, match="without a match.*none"):
         _fit(alone)
 
 
@@ -282,5 +282,5 @@ def test_so_few_queries_promise_the_least_rate() -> None:
     assert calibration.targets.far == least_rate(5) == 0.167
     assert calibration.false_accepts.rate(calibration.accept_above) == pytest.approx(1 / 6)
     assert isinstance(calibration.false_accepts, ConformalScores)
-    with pytest.raises(ValueError, match=r"target far .* 0.1 needs at least 9 .* got 5: give more data, or a target"):
+    with pytest.raises(ValueError, match="target far .*0.1.*9 .*5: .*target"):
         _people(5, 0, targets=Targets(far=0.1, ood=0.2))

@@ -122,9 +122,9 @@ def test_a_calibration_chooses_the_exponent_of_its_reference_once(monkeypatch: p
 
 
 def test_what_is_accepted_by_must_be_known_and_there_must_be_evidence_of_it() -> None:
-    with pytest.raises(ValueError, match="accept must be one of probability, kappa, .*, got 'length'"):
+    with pytest.raises(ValueError, match="accept.*probability, kappa, .*'length'"):
         _calibration(accept="length")
-    with pytest.raises(ValueError, match="accept must be one of probability, kappa, .*, got 'knn'"):
+    with pytest.raises(ValueError, match="accept.*probability, kappa, .*'knn'"):
         _calibration(accept="knn")  # without features
     assert ACCEPTS[0] == PROBABILITY
 
@@ -176,7 +176,7 @@ def test_false_accepts_are_promised_of_the_strangers_where_that_is_asked_for() -
     assert promised.false_accepts.rate(promised.accept_above) <= 0.05
     assert learnt_from.false_accepts.classes is None
     assert len(learnt_from.false_accepts) == 400
-    with pytest.raises(ValueError, match=r"target far .* a rate of 0.01 needs at least 99 classes, got 20"):
+    with pytest.raises(ValueError, match="target far .*0.01.*99 classes, got 20"):
         _calibration(strangers=given, targets=replace(TARGETS, far=0.01))
 
 
@@ -203,7 +203,7 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
     assert several.decide(hits, asked, features=asked.mean, flag_above=stricter).share("abstain") > 0.2
     assert torch.equal(several.decide(hits, asked, flag_above=stricter).codes, several.decide(hits, asked).codes)
     for threshold in ("accept_above", "flag_above"):
-        with pytest.raises(ValueError, match=f"{threshold} must be a number, got NaN"):
+        with pytest.raises(ValueError, match=f"{threshold}.*NaN"):
             calibration.decide(hits, asked, **{threshold: math.nan})
     assert calibration.false_accepts.rate(calibration.accept_above) <= 0.05
     assert calibration.detector.conformal_scores(calibration.flag).rate(calibration.flag_above) <= 0.1
@@ -294,7 +294,7 @@ def test_a_gallery_without_hits_or_with_one_is_answered() -> None:
     alone = _hits(asked, gallery[:1])
     assert calibration.decide(alone, asked, gallery_size=1).probability.isfinite().all()
     assert calibration.decide(alone, asked, gallery_size=1).stale
-    with pytest.raises(ValueError, match="needs k=50 hits from a gallery of 300, got k=1"):
+    with pytest.raises(ValueError, match="k=50 hits.*300.*k=1"):
         calibration.decide(alone, asked)
     none = calibration.decide(Index(8).search(asked[:0], 3), asked[:0])
     assert len(none) == 0
@@ -332,7 +332,7 @@ def test_flags_by_distance_look_at_features(flag: str) -> None:
     assert calibration.decide(hits, asked, features=far).share("abstain") > 0.35
     assert set(calibration.decide(hits, asked).flagged_by) == {"mean_cosine"}
     assert calibration.decide(hits, asked).share("abstain") == pytest.approx(0.1, abs=0.01)
-    with pytest.raises(ValueError, match="has features of width 8, these have 3: give a reference"):
+    with pytest.raises(ValueError, match="width 8.*3: .*reference"):
         calibration.decide(hits, asked, features=far[:, :3])
 
 
@@ -355,7 +355,7 @@ def test_a_flag_can_be_any_score_that_there_is(flag: str) -> None:
     )
     assert torch.equal(empty.codes == 2, own if flag == "norm" else by_kappa)
     assert calibration.detector.substitute(flag, "input") == ("mean_cosine" if flag == "norm" else flag)
-    with pytest.raises(ValueError, match="flag 'p_known' needs features and an encoder that has learnt ambiguity"):
+    with pytest.raises(ValueError, match="flag 'p_known'.*ambiguity"):
         _calibration(flag="p_known")
 
 
@@ -409,38 +409,35 @@ def test_a_gallery_that_is_labelled_in_part_keeps_its_promises(flag: str, share:
 
 
 def test_targets_that_the_sample_cannot_promise_are_refused_with_how_many_it_takes() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"target far \(--target-far\): a rate of 0.001 needs at least 999 calibration scores, got 400",
-    ):
+    with pytest.raises(ValueError, match=r"target far \(--target-far\).*0.001.*999.*400"):
         _calibration(targets=Targets())
-    with pytest.raises(ValueError, match=r"target ood \(--target-ood\): a rate of 0.002 needs at least 499"):
+    with pytest.raises(ValueError, match=r"target ood \(--target-ood\).*0.002.*499"):
         _calibration(targets=Targets(far=0.05, ood=0.002))
     assert _calibration(targets=Targets(far=0.05, conformal_miss=0.001)).depth is None
 
 
 def test_what_is_refused() -> None:
     found, asked, gallery = _searches()
-    with pytest.raises(ValueError, match=r"target far must lie in \(0, 1\), got 0"):
+    with pytest.raises(ValueError, match=r"target far.*\(0, 1\), got 0"):
         Targets(far=0.0)
-    with pytest.raises(ValueError, match="queries and searches must be equal in number, got 3 and 400"):
+    with pytest.raises(ValueError, match="queries and searches.*3 and 400"):
         calibrated(found, asked[:3])
     alike = replace(found, others=torch.full_like(found.others, -torch.inf))
-    with pytest.raises(ValueError, match="queries without a match, got none"):
+    with pytest.raises(ValueError, match="without a match.*none"):
         calibrated(alike, asked)
     strangers = replace(found, rank=torch.zeros(400, dtype=torch.int64), correct=torch.zeros(400).bool())
-    with pytest.raises(ValueError, match="needs searches that have a match, got none"):
+    with pytest.raises(ValueError, match="have a match.*none"):
         calibrated(strangers, asked, targets=TARGETS)
     calibration = _calibration()
-    with pytest.raises(ValueError, match="hits and queries must be equal in number, got 400 and 3"):
+    with pytest.raises(ValueError, match="hits and queries.*400 and 3"):
         calibration.decide(_hits(asked, gallery), asked[:3])
     hits, labels = _hits(asked, gallery), torch.zeros(len(asked), 50, dtype=torch.int64)
     for wrong in (labels[:1], labels[:, :10]):
-        with pytest.raises(ValueError, match="labels and hits must have one shape, got"):
+        with pytest.raises(ValueError, match="labels and hits.*shape"):
             calibration.decide(hits, asked, labels=wrong)
-    with pytest.raises(ValueError, match="features and queries must be equal in number, got 10 and 400"):
+    with pytest.raises(ValueError, match="features and queries.*10 and 400"):
         calibration.decide(hits, asked, features=asked.mean[:10])
-    with pytest.raises(ValueError, match="statistic must not hold NaN"):
+    with pytest.raises(ValueError, match="statistic.*hold NaN"):
         decision_codes(torch.tensor([False]), torch.tensor([math.nan]), accept_above=0.0)
 
 
@@ -458,7 +455,7 @@ def test_pairs_are_verified_by_thresholds_of_their_own() -> None:
         assert decision == ("abstain" if unsure else "match" if score > accept else "unknown")
     with pytest.raises(ValueError, match="without pairs"):
         _calibration().verify(first, second)
-    with pytest.raises(ValueError, match="must be equal in number and dimension, got"):
+    with pytest.raises(ValueError, match="number and dimension"):
         calibration.verify(first, second[:3])
 
 
@@ -514,7 +511,7 @@ def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp
     with pytest.raises(ValueError, match="has no calibration: `lam calibrate"):
         load_calibration(tmp_path, key="of a run")
     save_calibration(tmp_path, replace(_calibration(), key="of a run"))
-    with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
+    with pytest.raises(ValueError, match="another network, posterior"):
         load_calibration(tmp_path, key="of another")
     (table,) = (tmp_path / "calibration").glob("*/tables.safetensors")
     table.write_bytes(table.read_bytes()[:-1])

@@ -142,9 +142,9 @@ def test_so_few_classes_promise_no_smaller_rate() -> None:
     assert (known.n_units, least) == (20, 0.0477)
     assert needed(0.05) <= 20 < needed(least - 0.001)
     known.threshold(least)
-    with pytest.raises(ValueError, match=r"a rate of 0.04 needs at least 24 classes, got 20: .* at least 0.0477"):
+    with pytest.raises(ValueError, match="0.04.*24 classes, got 20: .*0.0477"):
         known.threshold(0.04)
-    with pytest.raises(ValueError, match="follows no Beta law"):
+    with pytest.raises(ValueError, match="no Beta law"):
         known.law(0.05)
-    with pytest.raises(ValueError, match=r"classes must have shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"classes.*\(3,\)"):
         ConformalScores.of(torch.zeros(3), torch.zeros(2, dtype=torch.int64))

@@ -94,7 +94,7 @@ def test_ties_and_infinities_lower_the_rate_and_never_raise_it() -> None:
 @pytest.mark.parametrize("count", [1, 7, 20, 99, 333, 1234, 1979])
 def test_the_target_that_is_advised_is_promised(count: int) -> None:
     tail = ConformalScores.of(torch.zeros(count))
-    with pytest.raises(ValueError, match="or a target of at least ") as refused:
+    with pytest.raises(ValueError, match="target of at") as refused:
         tail.threshold(1e-6)
     tail.threshold(min(float(str(refused.value).split()[-1]), 0.999))
 
@@ -103,28 +103,28 @@ def test_too_few_scores_are_refused_with_how_many_it_takes() -> None:
     assert needed(0.05) == 19
     assert len(ConformalScores.of(torch.zeros(19))) == 19
     assert ConformalScores.of(torch.arange(19.0)).threshold(0.05) == 18.0
-    with pytest.raises(ValueError, match="needs at least 999 calibration scores, got 998"):
+    with pytest.raises(ValueError, match="999 calibration.*998"):
         ConformalScores.of(torch.zeros(998)).threshold(0.001)
-    with pytest.raises(ValueError, match=r"or a target of at least 0.0527"):
+    with pytest.raises(ValueError, match="target.*0.0527"):
         ConformalScores.of(torch.zeros(18)).law(0.01)
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one calibration score"):
+    with pytest.raises(ValueError, match="one calibration score"):
         ConformalScores.of(torch.empty(0))
-    with pytest.raises(ValueError, match="must not hold NaN, got one at index"):
+    with pytest.raises(ValueError, match="NaN.*index"):
         ConformalScores.of(torch.tensor([0.0, math.nan]))
     with pytest.raises(ValueError, match="must rise"):
         ConformalScores(torch.tensor([1.0, 0.0]))
-    with pytest.raises(ValueError, match=r"target must lie in \(0, 1\), got 1"):
+    with pytest.raises(ValueError, match=r"target.*\(0, 1\).*1"):
         needed(1.0)
-    with pytest.raises(ValueError, match="threshold must be a number"):
+    with pytest.raises(ValueError, match="threshold.*number"):
         ConformalScores.of(torch.zeros(1)).rate(math.nan)
-    with pytest.raises(ValueError, match="scores must not hold NaN"):
+    with pytest.raises(ValueError, match="scores.*hold NaN"):
         ConformalScores.of(torch.zeros(1)).p_values(torch.tensor([math.nan]))
-    with pytest.raises(ValueError, match="count must be from 0 to n"):
+    with pytest.raises(ValueError, match="count.*0.*n"):
         clopper_pearson(3, 2)
     with pytest.raises(ValueError, match="level must lie"):
         clopper_pearson(1, 2, level=0.0)
-    with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="ranks.*1.*0"):
         conformal_depth(torch.tensor([0]), target=0.5)

@@ -92,7 +92,7 @@ def test_only_scores_that_a_stranger_raises_are_looked_at_and_bad_arguments_are_
     more = {"norm": torch.rand(60), "variance": torch.rand(60)}
     contrast = DensityRatio.from_strangers({**known, **more}, [{**strangers, **more}])
     assert set(contrast.regression.evidence) == {"kappa", "knn"}
-    with pytest.raises(ValueError, match=r"the share of queries without a match must lie in \(0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"share.*without a match.*\(0, 1\).*1.0"):
         DensityRatio.from_strangers(known, [strangers], share=1.0)
     none = {name: values[:0] for name, values in strangers.items()}
     with pytest.raises(ValueError, match="unlabelled query, got none"):

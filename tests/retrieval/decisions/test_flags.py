@@ -124,7 +124,7 @@ def test_without_strangers_each_score_flags_by_itself() -> None:
     evidence = _told_by("knn", others=0)
     detector = OodDetector.fit(evidence)
     assert (detector.best, detector.combined, detector.ranking) == ("kappa", None, {})
-    with pytest.raises(ValueError, match="flag 'combined' needs strangers: calibrate with these, or use 'kappa'"):
+    with pytest.raises(ValueError, match="flag 'combined'.*strangers.*'kappa'"):
         detector.conformal_scores(COMBINED)
 
 
@@ -187,17 +187,17 @@ def test_what_needs_training_features_is_known_by_name() -> None:
 
 def test_what_is_refused() -> None:
     alone = OodDetector({"kappa": ConformalScores(torch.ones(5))})
-    with pytest.raises(ValueError, match="flag must be one of kappa, .*, combined, got 'length'"):
+    with pytest.raises(ValueError, match="flag.*kappa, .*combined.*'length'"):
         alone.conformal_scores("length")
     for flag, needs in {
-        "knn": "features and reference features of known items",
+        "knn": "and reference features",
         "variance": "features and embeddings",
-        "p_known": "features and an encoder that has learnt ambiguity",
+        "p_known": "features.*encoder.*ambiguity",
     }.items():
-        with pytest.raises(ValueError, match=f"{flag!r} needs {needs}: calibrate with these, or use 'kappa'"):
+        with pytest.raises(ValueError, match=f"{flag!r}.*{needs}.*use 'kappa'"):
             alone.conformal_scores(flag)
     both = OodDetector.fit(_told_by("knn"))
-    with pytest.raises(ValueError, match="'combined' needs .*hits.* of every query: there is no 'knn'"):
+    with pytest.raises(ValueError, match="'combined'.*hits.*query.*'knn'"):
         both.ood_score(COMBINED, {"kappa": torch.ones(2)})
-    with pytest.raises(ValueError, match="kappa must not hold NaN"):
+    with pytest.raises(ValueError, match="kappa.*hold NaN"):
         both.ood_score("kappa", {"kappa": torch.tensor([math.nan])})

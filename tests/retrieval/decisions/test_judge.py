@@ -125,7 +125,7 @@ def test_the_vectors_of_a_store_may_be_embeddings() -> None:
 
 def test_items_of_the_store_are_calibrated_without_themselves() -> None:
     stored, labels = gallery()
-    with pytest.warns(Note, match="200 of 200 queries are items"):
+    with pytest.warns(Note, match="200 of 200 queries"):
         made = calibrate_vectors(stored[:200], labels[:200], stored.mean.half().float(), labels, CHOICES)
     queries, _ = items(1000, 4)
     decisions = judge(made, queries, *hits(queries.mean), gallery_size=G)
@@ -156,15 +156,15 @@ def squared_distances(scores: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda scores: 1 - scores, "must be sorted, .* query 0: the cosine of a cosine distance is 1 - distance"),
-        (lambda scores: 40 * scores, "from -1 to 1, got .*: let the store search normalised vectors"),
+        (lambda scores: 1 - scores, "sorted, .*query 0: .*1 - distance"),
+        (lambda scores: 40 * scores, "-1 to 1, got .*normalised"),
         (lambda scores: squared_distances(scores) + 1, "from -1 to 1"),
         (lambda scores: scores.flip(1), "must be sorted"),
-        (lambda scores: scores[:, :10], "needs k=50 hits from a gallery of 300, got k=10"),
-        (lambda scores: scores[:1], "a row for each of 3 queries, got 1"),
-        (lambda scores: scores * torch.nan, "scores must be finite"),
-        (lambda scores: [[0.9, 0.8], [0.7]], "scores must be a matrix of numbers"),
-        (lambda scores: scores[0], "scores must be a matrix"),
+        (lambda scores: scores[:, :10], "k=50 hits.*300.*k=10"),
+        (lambda scores: scores[:1], "each of 3 queries, got 1"),
+        (lambda scores: scores * torch.nan, "scores.*finite"),
+        (lambda scores: [[0.9, 0.8], [0.7]], "scores.*matrix.*numbers"),
+        (lambda scores: scores[0], "scores.*matrix"),
     ],
 )
 def test_scores_that_break_the_contract_are_an_error(broken: Any, message: str) -> None:
@@ -176,21 +176,21 @@ def test_scores_that_break_the_contract_are_an_error(broken: Any, message: str) 
 def test_queries_and_labels_that_break_the_contract_are_an_error() -> None:
     queries, _ = items(3, 7)
     scores, labels = hits(queries.mean)
-    with pytest.raises(ValueError, match="labels must be 3 lists of 50"):
+    with pytest.raises(ValueError, match="labels.*3.*50"):
         judge(calibration(), queries, scores, [row[:9] for row in labels], gallery_size=G)
     with pytest.raises(ValueError, match="unit vectors, got length 2"):
         judge(calibration(), (2 * queries.mean, queries.kappa), scores, labels, gallery_size=G)
-    with pytest.raises(ValueError, match="kappa must not be negative"):
+    with pytest.raises(ValueError, match="kappa.*negative"):
         judge(calibration(), (queries.mean, -queries.kappa), scores, labels, gallery_size=G)
     with pytest.raises(ValueError, match="dimension 8, got 3"):
         judge(calibration(), (torch.eye(3), queries.kappa), scores, labels, gallery_size=G)
-    with pytest.raises(ValueError, match="gallery_size must be at least 50, got 20"):
+    with pytest.raises(ValueError, match="gallery_size.*50.*20"):
         judge(calibration(), queries, scores, labels, gallery_size=20)
-    with pytest.raises(ValueError, match="query_labels must not be empty, .* at index 1: leave unlabelled items out"):
+    with pytest.raises(ValueError, match="query_labels.*empty, .*index 1"):
         calibrate_vectors(queries, ["a", "", "b"], np.eye(8), ["a"] * 8, CHOICES)
-    with pytest.raises(ValueError, match="labels must be one for each of 8 vectors, got 7"):
+    with pytest.raises(ValueError, match="labels.*8 vectors.*7"):
         calibrate_vectors(queries, ["a", "a", "b"], np.eye(8), ["a"] * 7, CHOICES)
-    with pytest.raises(ValueError, match="unit vectors, got length 2 at index 0"):
+    with pytest.raises(ValueError, match="unit vectors.*2 at index 0"):
         calibrate_vectors(queries, ["a", "a", "b"], 2 * np.eye(8), ["a"] * 8, CHOICES)
 
 
@@ -207,10 +207,10 @@ def test_labels_that_are_no_strings_are_an_error(as_labels: Any) -> None:
     queries, words = items(3, 3)
     scores, labels = hits(queries.mean)
     numbers = as_labels([[int(label[-1:]) for label in row] for row in labels])
-    with pytest.raises(ValueError, match="labels must be strings, got .* at index 0: give str of each"):
+    with pytest.raises(ValueError, match="labels.*strings, .*index 0"):
         judge(calibration(), queries, scores, numbers, gallery_size=G)
     own = as_labels([int(word[-1:]) for word in words])
-    with pytest.raises(ValueError, match="query_labels must be strings, .* at index 0: .* leave unlabelled items out"):
+    with pytest.raises(ValueError, match="query_labels.*strings, .*index 0: .*unlabelled"):
         calibrate_vectors(queries, own, queries.mean, words)
 
 
@@ -220,17 +220,17 @@ def test_arguments_of_another_kind_are_an_error() -> None:
     scores, labels = hits(queries.mean)
     wrong: Any
     for wrong in (queries.mean, (queries.mean, None), None):
-        with pytest.raises(ValueError, match=r"queries must be lam.Embeddings or a pair \(mean, κ\)"):
+        with pytest.raises(ValueError, match=r"queries.*lam.Embeddings.*\(mean, κ\)"):
             judge(calibration(), wrong, scores, labels, gallery_size=G)
-    with pytest.raises(ValueError, match="vectors: embeddings must be unit vectors, got length 2"):
+    with pytest.raises(ValueError, match="vectors: .*unit vectors.*2"):
         calibrate_vectors(queries, words, 2 * queries.mean, words)
     for wrong in ({"far": 0.1}, 0.1):
-        with pytest.raises(ValueError, match=r"targets must be a lam.retrieval.Targets, such as Targets\(far=0.01\)"):
+        with pytest.raises(ValueError, match=r"targets.*lam.retrieval.Targets.*Targets\(far=0.01\)"):
             Choices(wrong)
     wrong = Targets(far=0.1)
-    with pytest.raises(ValueError, match=r"choices must be a lam.retrieval.Choices, got Targets\(far=0.1"):
+    with pytest.raises(ValueError, match=r"choices.*lam.retrieval.Choices.*Targets\(far=0.1"):
         calibrate_vectors(queries, words, *gallery(), wrong)
-    with pytest.raises(ValueError, match=r"must lie in \(0, 1\), got 1.5"):
+    with pytest.raises(ValueError, match=r"\(0, 1\).*1.5"):
         Choices(share=1.5)
 
 
@@ -243,13 +243,13 @@ def test_a_decision_names_the_evidence_that_is_no_tensor(name: str) -> None:
     index.add(stored, torch.arange(G))
     found = index.search(queries, 50)
     arrays: Any = {"features": queries.mean.numpy(), "labels": found.ids.numpy()}
-    with pytest.raises(ValueError, match=rf"{name} must be a tensor, got ndarray: give torch.as_tensor\({name}\)"):
+    with pytest.raises(ValueError, match=rf"{name}.*tensor.*torch.as_tensor\({name}\)"):
         calibration().decide(found, queries, **{name: arrays[name]})
 
 
 def test_default_rates_rise_to_what_few_queries_can_bound() -> None:
     stored, labels = gallery()
-    with pytest.warns(UserWarning, match="raise the promised rates"):
+    with pytest.warns(UserWarning, match="raise.*promised rates"):
         made = calibrate_vectors(*items(Q, 2), stored, labels)
     assert (made.targets.far, made.targets.ood) == (least_rate(Q), Targets().ood)
     assert made.accept_above < 1

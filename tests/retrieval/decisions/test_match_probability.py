@@ -77,7 +77,7 @@ def test_answering_below_a_cost_is_the_cheapest_of_all_rules() -> None:
     probability = known * right
     least_of_thresholds = min(paid(probability > bound) for bound in probability.unique())
     assert paid(cost < abstain) < least_of_thresholds
-    with pytest.raises(ValueError, match="costs must not be negative, got wrong=-1.0 and stranger=1.0"):
+    with pytest.raises(ValueError, match="costs.*wrong=-1.0 and stranger=1.0"):
         answer.cost(queries, wrong=-1.0, stranger=1.0)
-    with pytest.raises(ValueError, match="costs must not be negative, got wrong=nan"):
+    with pytest.raises(ValueError, match="costs.*wrong=nan"):
         answer.cost(queries, wrong=float("nan"), stranger=1.0)

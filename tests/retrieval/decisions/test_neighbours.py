@@ -55,7 +55,7 @@ def test_candidates_stay_within_what_a_class_has() -> None:
     many = candidates_of(torch.zeros(500, dtype=torch.int64))
     assert {name: numbers[0] for name, numbers in many.items()} == {name: SCORES[name].k for name in many}
     assert candidates_of() == many
-    with pytest.raises(ValueError, match="at least one item must have a label, got 3 items without"):
+    with pytest.raises(ValueError, match="label.*3 items without"):
         candidates_of(torch.full((3,), -1))
 
 
@@ -117,5 +117,5 @@ def test_hits_beyond_the_last_count_as_far_away() -> None:
 
 def test_what_choosing_refuses() -> None:
     queries, correct, others, _ = calibration()
-    with pytest.raises(ValueError, match="correct must have shape"):
+    with pytest.raises(ValueError, match="correct.*shape"):
         choose_nearest({"votes": (2, 1)}, queries, correct[:5], others)

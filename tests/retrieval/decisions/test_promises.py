@@ -84,9 +84,9 @@ def test_a_class_of_strangers_counts_as_one_wrong_answer() -> None:
 @pytest.mark.parametrize(
     ("wrong", "n", "message"),
     [
-        (0.0, 300, r"target wrong must lie in \(0, 1\), got 0"),
-        (0.005, 300, r"target wrong \(--target-wrong\): at most 0.005 wrong .* needs at least 598 calibration queries"),
-        (0.02, 300, r"target wrong \(--target-wrong\): no threshold keeps .* at 0.02: .* of 300"),
+        (0.0, 300, r"target wrong.*\(0, 1\), got 0"),
+        (0.005, 300, r"target wrong \(--target-wrong\): .*0.005 .*598"),
+        (0.02, 300, r"target wrong \(--target-wrong\): no threshold.*0.02: .*300"),
     ],
 )
 def test_a_share_of_wrong_answers_that_cannot_be_promised_is_refused(wrong: float, n: int, message: str) -> None:
@@ -102,7 +102,7 @@ def test_what_cannot_be_promised_accepts_nothing() -> None:
     acceptance = _calibrated(0, wrong=None).acceptances[0]
     hopeless = Acceptance(**{**vars(acceptance), "is_right": torch.zeros_like(acceptance.is_right)})
     assert hopeless.threshold(far=0.5, wrong=0.1) == math.inf
-    with pytest.raises(ValueError, match="needs at least 2995 calibration queries"):
+    with pytest.raises(ValueError, match="2995 calibration"):
         hopeless.threshold(far=0.5, wrong=0.001)
 
 

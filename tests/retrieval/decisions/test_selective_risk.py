@@ -142,15 +142,13 @@ def test_so_many_answers_are_needed(target: float) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="needs at least 59 calibration queries, all answered without an error, got 58"
-    ):
+    with pytest.raises(ValueError, match="59 calibration queries.*58"):
         control_selective_risk(torch.rand(58), torch.zeros(58) > 0, target=0.05)
-    with pytest.raises(ValueError, match="scores must not hold NaN, got one at index 3"):
+    with pytest.raises(ValueError, match="scores.*NaN.*index 3"):
         control_selective_risk(torch.tensor([0.0, 1.0, 2.0, math.nan]), torch.zeros(4) > 0, target=0.05)
-    with pytest.raises(ValueError, match=r"wrong must have shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"wrong.*\(3,\)"):
         control_selective_risk(torch.rand(3), torch.zeros(2) > 0, target=0.05)
-    with pytest.raises(ValueError, match=r"target must lie in \(0, 1\), got 0"):
+    with pytest.raises(ValueError, match=r"target.*\(0, 1\), got 0"):
         control_selective_risk(torch.rand(99), torch.zeros(99) > 0, target=0.0)
-    with pytest.raises(ValueError, match=r"confidence must lie in \(0, 1\), got 1"):
+    with pytest.raises(ValueError, match=r"confidence.*\(0, 1\).*1"):
         answers_needed(0.05, confidence=1.0)

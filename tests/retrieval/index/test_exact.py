@@ -84,23 +84,21 @@ def test_rank_takes_any_integer() -> None:
 
 def test_rank_refuses() -> None:
     queries = torch.eye(3)
-    with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="^k .*integer.*1, got 0"):
         rank(queries, k=0)
-    with pytest.raises(ValueError, match="must have the same dimension, got 3 and 2"):
+    with pytest.raises(ValueError, match="dimension, got 3 and 2"):
         unwrap(rank)(queries, torch.eye(2), k=1)
-    with pytest.raises(ValueError, match=r"queries must be finite and not all zero, got \[0.0, nan, 0.0\] at index 1"):
+    with pytest.raises(ValueError, match=r"queries.*\[0.0, nan, 0.0\].*index 1"):
         rank(torch.tensor([1.0, torch.nan, 1.0]).diag_embed(), k=1)
-    with pytest.raises(
-        ValueError, match=r"queries must be finite and not all zero, got \[0.0, 1e-200, 0.0\] at index 1"
-    ):
+    with pytest.raises(ValueError, match=r"queries.*\[0.0, 1e-200, 0.0\].*index 1"):
         rank(
             torch.tensor([1.0, 1e-200, 1.0], dtype=torch.float64).diag_embed(), k=1
         )  # the square of its length is zero
-    with pytest.raises(ValueError, match=r"gallery must be finite and not all zero, .* at index 2"):
+    with pytest.raises(ValueError, match="gallery.*index 2"):
         rank(queries, torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]), k=1)
-    with pytest.raises(ValueError, match=r"queries must be rows, \(N, D\), got shape \(1, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"queries.*\(N, D\).*\(1, 3, 3\)"):
         unwrap(rank)(queries[None], k=1)
-    with pytest.raises(ValueError, match=r"gallery must be rows, \(N, D\), got shape \(1, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"gallery.*\(N, D\).*\(1, 3, 3\)"):
         unwrap(rank)(queries, queries[None], k=1)
 
 
@@ -143,13 +141,13 @@ def test_sampled_nearest_of_no_query_and_of_two() -> None:
 
 def test_sampled_nearest_refuses() -> None:
     samples = torch.eye(3)[None]
-    with pytest.raises(ValueError, match="must hold a candidate for every query, got 0"):
+    with pytest.raises(ValueError, match="candidate for every.*0"):
         sampled_nearest(samples[:, :1])
-    with pytest.raises(ValueError, match="same networks as samples, got 2 and 1"):
+    with pytest.raises(ValueError, match="networks as samples.*2 and 1"):
         unwrap(sampled_nearest)(samples, torch.eye(3).repeat(2, 1, 1))
-    with pytest.raises(ValueError, match="must have the same dimension, got 3 and 2"):
+    with pytest.raises(ValueError, match="dimension, got 3 and 2"):
         unwrap(sampled_nearest)(samples, torch.eye(2)[None])
-    with pytest.raises(ValueError, match=r"samples must be finite and not all zero, .* at index 1"):
+    with pytest.raises(ValueError, match="samples.*index 1"):
         sampled_nearest(torch.tensor([1.0, torch.inf, 1.0]).diag_embed()[None])
 
 

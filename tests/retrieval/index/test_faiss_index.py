@@ -157,12 +157,12 @@ def test_a_search_without_an_index_is_that_of_a_flat_one(n_queries: int, k: int,
 
 def test_a_search_without_an_index_refuses_what_an_index_does() -> None:
     items, queries = embeddings(5), embeddings(2)
-    with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="^k .*integer.*1, got 0"):
         search_flat(items, queries, 0)
-    with pytest.raises(ValueError, match="embeddings must have dimension 8, got 4"):
+    with pytest.raises(ValueError, match="embeddings.*8.*4"):
         search_flat(items, embeddings(2, dimension=4), 1)
     queries.mean[1] *= 2
-    with pytest.raises(ValueError, match="embeddings must be unit vectors, got length 2 at index 1"):
+    with pytest.raises(ValueError, match="embeddings.*2.*index 1"):
         search_flat(items, queries, 1)
 
 
@@ -384,17 +384,17 @@ def _with_mean(row: int, value: float) -> Embeddings:
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
-        (lambda: embeddings(4, dimension=9), "embeddings must have dimension 8, got 9"),
-        (lambda: _with_mean(2, torch.nan), "embeddings must be finite, got nan at index 2"),
-        (lambda: _with_mean(1, torch.inf), "embeddings must be finite, got inf at index 1"),
-        (lambda: _with_mean(3, 1e38), "embeddings must be unit vectors, got length 1e.38 at index 3"),
+        (lambda: embeddings(4, dimension=9), "embeddings.*8.*9"),
+        (lambda: _with_mean(2, torch.nan), "embeddings.*nan.*index 2"),
+        (lambda: _with_mean(1, torch.inf), "embeddings.*inf.*index 1"),
+        (lambda: _with_mean(3, 1e38), "embeddings.*1e.38.*index 3"),
         (
             lambda: Embeddings(embeddings(4).mean, torch.tensor([1.0, torch.nan, 1, 1]), *torch.ones(2, 4)),
-            "kappa must be finite, got nan at index 1",
+            "kappa.*nan.*index 1",
         ),
         (
             lambda: Embeddings(embeddings(4).mean, torch.tensor([1.0, 1, -2, 1]), *torch.ones(2, 4)),
-            "kappa must not be negative, got -2.0 at index 2",
+            "kappa.*-2.0.*index 2",
         ),
     ],
 )
@@ -414,25 +414,22 @@ def test_bad_embeddings_are_refused_everywhere_and_change_nothing(bad, match: st
     ("ids", "match"),
     [
         (torch.tensor([50, 51, 50]), "ids must differ, got 50 twice"),
-        (torch.tensor([50, 3, 51]), "ids must be new, got 3, which is in the index"),
-        (torch.tensor([50, -1, 51]), "ids must not be negative, got -1"),
-        (torch.tensor([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
-        (torch.tensor([50.0, 51.0, 52.0]), "ids must be integers, got torch.float32"),
-        (torch.tensor([True, False, True]), "ids must be integers, got torch.bool"),
-        ([50, 51.5, 52], "ids must be integers, got float64 in list"),
-        ([True, False, True], "ids must be integers, got bool in list"),
-        (["a", "b", "c"], "ids must be integers, got str.* in list"),
-        (np.array([50.0, 51.0, 52.0]), "ids must be integers, got float64 in ndarray"),
-        (np.array([50, 51]), r"ids must have shape \(3,\), one value for each of the embeddings, got \(2,\)"),
-        ([[50, 51, 52]], r"ids must have shape \(3,\), one value for each of the items, got \(1, 3\)"),
-        (50, r"ids must have shape \(1,\), one value for each of the items, got \(\)"),
-        ([50, 2**70, 51], "ids must be from -2⁶³ to 2⁶³ - 1, got 1180591620717411303424"),
-        ([50, 2**63, 51], "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808"),
-        (
-            torch.tensor([50, 2**63, 51], dtype=torch.uint64),
-            "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808",
-        ),
-        (np.array([50, 2**63, 51], np.uint64), "ids must be from -2⁶³ to 2⁶³ - 1, got 9223372036854775808"),
+        (torch.tensor([50, 3, 51]), "ids.*new, got 3"),
+        (torch.tensor([50, -1, 51]), "ids.*-1"),
+        (torch.tensor([50, 51]), r"ids.*\(3,\).*embeddings.*\(2,\)"),
+        (torch.tensor([50.0, 51.0, 52.0]), "ids.*torch.float32"),
+        (torch.tensor([True, False, True]), "ids.*torch.bool"),
+        ([50, 51.5, 52], "ids.*float64 in list"),
+        ([True, False, True], "ids.*bool in list"),
+        (["a", "b", "c"], "ids.*str.* in list"),
+        (np.array([50.0, 51.0, 52.0]), "ids.*float64 in ndarray"),
+        (np.array([50, 51]), r"ids.*\(3,\).*embeddings.*\(2,\)"),
+        ([[50, 51, 52]], r"ids.*\(3,\).*\(1, 3\)"),
+        (50, r"ids.*\(1,\).*got \(\)"),
+        ([50, 2**70, 51], "ids.*-2⁶³.*2⁶³ - 1.*1180591620717411303424"),
+        ([50, 2**63, 51], "ids.*-2⁶³.*2⁶³ - 1.*9223372036854775808"),
+        (torch.tensor([50, 2**63, 51], dtype=torch.uint64), "ids.*-2⁶³.*2⁶³ - 1.*9223372036854775808"),
+        (np.array([50, 2**63, 51], np.uint64), "ids.*-2⁶³.*2⁶³ - 1.*9223372036854775808"),
     ],
 )
 def test_bad_ids_are_refused_and_change_nothing(ids, match: str) -> None:
@@ -470,29 +467,24 @@ def test_k_is_any_integer(k) -> None:
 
 def test_training_is_explicit() -> None:
     index = Index(DIMENSION, "IVF4,Flat")
-    with pytest.raises(ValueError, match="'IVF4,Flat' must be trained first: call train"):
+    with pytest.raises(ValueError, match="'IVF4,Flat'.*call train"):
         index.add(embeddings(9), torch.arange(9))
-    with pytest.raises(
-        ValueError, match="FAISS cannot train on 3 embeddings: .*at least as large as number of clusters"
-    ):
+    with pytest.raises(ValueError, match="train on 3 embeddings: .*clusters"):
         index.train(embeddings(3))
     index.train(embeddings(200))
     index.add(embeddings(9), torch.arange(9))
-    with pytest.raises(ValueError, match="train the index before items are added: it holds 9"):
+    with pytest.raises(ValueError, match="train.*before.*9"):
         index.train(embeddings(200))
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"dimension": 0}, "dimension must be an integer of at least 1, got 0"),
-        (
-            {"dimension": 8, "factory": "Flatt"},
-            "factory must be a FAISS factory string .*got 'Flatt' for dimension 8: could",
-        ),
-        ({"dimension": 8, "factory": "IDMap2,Flat"}, "factory must not contain IDMap, got 'IDMap2,Flat'"),
-        ({"dimension": 8, "parameters": "colour=3"}, "parameters must be FAISS search parameters .*got 'colour=3'"),
-        ({"dimension": 8, "device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:N', got 'tpu'"),
+        ({"dimension": 0}, "dimension.*integer.*least 1.*0"),
+        ({"dimension": 8, "factory": "Flatt"}, "factory.*FAISS.*'Flatt'.*dimension 8: could"),
+        ({"dimension": 8, "factory": "IDMap2,Flat"}, "factory.*IDMap.*'IDMap2,Flat'"),
+        ({"dimension": 8, "parameters": "colour=3"}, "parameters.*FAISS.*'colour=3'"),
+        ({"dimension": 8, "device": "tpu"}, "device.*'cpu', 'cuda' or 'cuda:N'.*'tpu'"),
     ],
 )
 def test_bad_options_are_refused(options: dict, match: str) -> None:
@@ -503,7 +495,7 @@ def test_bad_options_are_refused(options: dict, match: str) -> None:
 def test_a_device_that_this_faiss_lacks_is_refused() -> None:
     if hasattr(faiss, "StandardGpuResources"):
         pytest.skip("this FAISS is built for GPUs")
-    with pytest.raises(ValueError, match=r"device 'cuda:1' needs a FAISS built for GPUs: .*lam-retrieval\[gpu\]"):
+    with pytest.raises(ValueError, match=r"device 'cuda:1'.*lam-retrieval\[gpu\]"):
         Index(DIMENSION, device="cuda:1")
 
 
@@ -513,9 +505,7 @@ def test_a_type_without_a_form_for_gpus_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", refuse, raising=False)
-    with pytest.raises(
-        ValueError, match="cannot move this index to 'cuda:1'; use a type .* or device 'cpu': This index type is not"
-    ):
+    with pytest.raises(ValueError, match="index to 'cuda:1'.*device 'cpu': .*not"):
         Index(DIMENSION, "HNSW32", device="cuda:1")
 
 
@@ -561,7 +551,7 @@ class _Failing:
 def test_more_candidates_than_a_gpu_can_select_are_refused() -> None:
     index, items, _ = filled("HNSW32", 10)
     index._faiss = _Failing("'k <= getMaxKSelection()' failed: GPU index only supports selection up to 2048")
-    with pytest.raises(ValueError, match="for 20 candidates; take a smaller k or device 'cpu': .* up to 2048"):
+    with pytest.raises(ValueError, match="20 candidates; .*smaller k .*'cpu': .*2048"):
         index.search(items, k=10)
 
 
@@ -605,7 +595,7 @@ def test_a_loaded_index_reuses_no_slot_that_faiss_still_holds(tmp_path: Path) ->
 def test_what_faiss_refuses_is_a_value_error() -> None:
     index = Index(DIMENSION, "NSG16,Flat")
     index.add(embeddings(150), torch.arange(150))
-    with pytest.raises(ValueError, match="FAISS cannot add 5 embeddings"):
+    with pytest.raises(ValueError, match="add 5 embeddings"):
         index.add(embeddings(5), torch.arange(5) + 200)
     assert len(index) == 150
     assert index.search(embeddings(150), k=1).ids.flatten().tolist() == list(range(150))

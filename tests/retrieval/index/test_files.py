@@ -89,7 +89,7 @@ def test_a_bad_cache_is_rebuilt_with_a_warning(factory: str, damage: str, tmp_pa
     index.save(tmp_path)
     cache = generation(tmp_path) / "search.faiss"
     _damage(cache, damage)
-    with pytest.warns(RuntimeWarning, match=r"search\.faiss is .*: it is built anew from the stored embeddings"):
+    with pytest.warns(RuntimeWarning, match=r"search\.faiss.*built anew"):
         loaded = Index.load(tmp_path)
     same(index, loaded)
 
@@ -98,7 +98,7 @@ def test_a_cache_that_too_few_embeddings_can_train_becomes_flat(tmp_path: Path) 
     index = filled("IVF4,Flat", 3)
     index.save(tmp_path)
     (generation(tmp_path) / "search.faiss").unlink()
-    with pytest.warns(RuntimeWarning, match="built anew"), pytest.warns(RuntimeWarning, match="is Flat from now on"):
+    with pytest.warns(RuntimeWarning, match="built anew"), pytest.warns(RuntimeWarning, match="Flat from now"):
         loaded = Index.load(tmp_path)
     assert loaded.factory == "Flat"
     assert loaded.ids.tolist() == index.ids.tolist()
@@ -177,7 +177,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     path = generation(tmp_path) / "index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     seal(tmp_path, [f"{path.parent.name}/{name}" for name in ("index.json", "embeddings.safetensors")])
-    with pytest.raises(ValueError, match=r"has format 99, this version of lam reads 3"):
+    with pytest.raises(ValueError, match="format 99.*version.*3"):
         Index.load(tmp_path)
 
 
@@ -204,7 +204,7 @@ def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
     """The disk has no room for the embeddings, or only none for FAISS's file."""
     old, new = filled(factory, 6), filled(factory, count)
     old.save(tmp_path)
-    named = {"Flat": r"embeddings\.safetensors", "HNSW16": r"FAISS cannot write its index.*search\.faiss"}[factory]
+    named = {"Flat": r"embeddings\.safetensors", "HNSW16": r"FAISS.*search\.faiss"}[factory]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:

@@ -107,15 +107,15 @@ def test_fused_directions_are_of_unit_length_however_nearly_images_cancel(kappa:
 
 def test_what_is_refused() -> None:
     found = _embeddings(torch.eye(2), torch.ones(2))
-    with pytest.raises(ValueError, match=r"correlation must lie in \[0, 1\], got 2"):
+    with pytest.raises(ValueError, match=r"correlation.*\[0, 1\].*2"):
         fuse_identities(found, [0, 0], correlation=2.0)
-    with pytest.raises(ValueError, match="identities must have shape"):
+    with pytest.raises(ValueError, match="identities.*shape"):
         fuse_identities(found, [0])
-    with pytest.raises(ValueError, match="each with a positive kappa, got 0"):
+    with pytest.raises(ValueError, match="positive kappa, got 0"):
         fuse_identities(_embeddings(torch.eye(2), torch.zeros(2)), [0, 0])
-    with pytest.raises(ValueError, match="embeddings must be finite, got nan at index 1"):
+    with pytest.raises(ValueError, match="embeddings.*nan.*index 1"):
         fuse_identities(_embeddings(torch.tensor([[1.0, 0.0], [0.0, torch.nan]]), torch.ones(2)), [0, 0])
-    with pytest.raises(ValueError, match="embeddings must be unit vectors, got length 5 at index 0"):
+    with pytest.raises(ValueError, match="embeddings.*5.*index 0"):
         fuse_identities(replace(found, mean=5 * found.mean), [0, 0])
     with pytest.raises(ValueError, match="got no image"):
         fuse_identities(found[:0], [])

@@ -81,7 +81,7 @@ def test_copies_of_an_item_are_as_near_as_each_other() -> None:
 
 @pytest.mark.parametrize("name", ["n_queries", "k", "depth"])
 def test_numbers_below_one_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"^{name} .*1.*0"):
         filled("Flat", 5).measure_recall(**{name: 0})
 
 

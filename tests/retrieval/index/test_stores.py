@@ -125,7 +125,7 @@ def test_means_of_samples_are_compared_with_means_of_as_many(stored: Stored) -> 
         assert index.search(nine, k=1).ids[:, 0].tolist() == [0, 1, 2, 3, 4]
         for other, words in ((eight, "means of 8 samples"), (own, "the network's own directions")):
             for call in (lambda: index.search(other, k=1), lambda: index.add(other, range(10, 15))):  # noqa: B023
-                with pytest.raises(ValueError, match=f"{words} cannot be compared with means of 9 samples: embed both"):
+                with pytest.raises(ValueError, match=f"{words}.*means.*9 samples"):
                     call()
         assert len(index) == 5
 
@@ -137,7 +137,7 @@ def test_a_search_leaves_out_items_of_low_kappa(filled: tuple[Stored, Embeddings
         check(stored, stored.index, items[kept], ids[kept], k=min(9, int(kept.sum())), least_kappa=least)
     assert stored.index.search(embeddings(3), k=2, least_kappa=1e9).ids.shape == (3, 0)
     for least in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="least_kappa must be at least 0, got"):
+        with pytest.raises(ValueError, match="least_kappa.*0"):
             stored.index.search(embeddings(3), k=2, least_kappa=least)
 
 
@@ -208,16 +208,16 @@ def _with(embedding: Embeddings, **columns: torch.Tensor) -> Embeddings:
 
 
 REFUSED = [
-    (embeddings(1, dimension=5), [1], "embeddings must have dimension 6, got 5"),
-    (_with(embeddings(1), mean=torch.full((1, 6), torch.nan)), [1], "embeddings must be finite, got nan at index"),
-    (_with(embeddings(1), mean=torch.ones(1, 6)), [1], "embeddings must be unit vectors, got length 2.449"),
-    (_with(embeddings(1), kappa=torch.tensor([torch.inf])), [1], "kappa must be finite, got inf at index 0"),
-    (_with(embeddings(1), kappa=torch.tensor([-1.0])), [1], "kappa must not be negative, got -1.0 at index 0"),
+    (embeddings(1, dimension=5), [1], "embeddings.*6.*5"),
+    (_with(embeddings(1), mean=torch.full((1, 6), torch.nan)), [1], "embeddings.*got nan at index"),
+    (_with(embeddings(1), mean=torch.ones(1, 6)), [1], "embeddings.*2.449"),
+    (_with(embeddings(1), kappa=torch.tensor([torch.inf])), [1], "kappa.*inf.*index 0"),
+    (_with(embeddings(1), kappa=torch.tensor([-1.0])), [1], "kappa.*-1.0.*index 0"),
     (embeddings(2), [1, 1], "ids must differ, got 1 twice"),
-    (embeddings(1), [-1], "ids must not be negative, got -1"),
-    (embeddings(1), [1.5], "ids must be integers, got float64"),
-    (embeddings(2), [1], r"ids must have shape \(2,\)"),
-    (embeddings(1), [10], "ids must be new, got 10, which is in the index; remove it first"),
+    (embeddings(1), [-1], "ids.*-1"),
+    (embeddings(1), [1.5], "ids.*float64"),
+    (embeddings(2), [1], r"ids.*\(2,\)"),
+    (embeddings(1), [10], "ids.*new, got 10"),
 ]
 
 
@@ -231,18 +231,18 @@ def test_what_cannot_be_added_changes_nothing(filled: tuple[Stored, Embeddings, 
 
 def test_what_is_not_there_cannot_be_removed(filled: tuple[Stored, Embeddings, torch.Tensor]) -> None:
     index = filled[0].index
-    with pytest.raises(ValueError, match="ids must be in the index, got 5, which is not"):
+    with pytest.raises(ValueError, match="ids.*in the index, got 5"):
         index.remove([10, 5])
     with pytest.raises(ValueError, match="ids must differ, got 10 twice"):
         index.remove([10, 10])
-    with pytest.raises(ValueError, match="ids must be in the index, got 4, which is not"):
+    with pytest.raises(ValueError, match="ids.*in the index, got 4"):
         index.kappa_of([4])
     assert len(index) == COUNT
 
 
 def test_k_below_one_is_refused(stored: Stored) -> None:
     for k in (0, -1, True, np.int64(0), 2.0, "3", None):
-        with pytest.raises(ValueError, match="k must be an integer of at least 1, got"):
+        with pytest.raises(ValueError, match="^k .*integer.*1"):
             unwrap(type(stored.index).search)(stored.index, embeddings(1), k=k)
 
 
@@ -279,7 +279,7 @@ def test_more_than_one_message_is_one_addition(milvus: MilvusIndex, monkeypatch:
         return whole(*given, **options)
 
     monkeypatch.setattr(milvus._client, "upsert", second_fails)
-    with pytest.raises(ConnectionError, match=r"Milvus at .* failed: disk quota exceeded; check that (it runs|no oth)"):
+    with pytest.raises(ConnectionError, match="Milvus at .*disk quota exceeded; check.*(it runs|no oth)"):
         milvus.add(items, torch.arange(25))
     assert len(milvus) == 0
     milvus.add(items, torch.arange(25))
@@ -293,7 +293,7 @@ def test_an_error_of_taking_back_hides_no_other(milvus: MilvusIndex, monkeypatch
 
     monkeypatch.setattr(milvus._client, "upsert", partial(fail, "the server is gone"))
     monkeypatch.setattr(milvus._client, "delete", partial(fail, "still gone"))
-    with pytest.raises(ConnectionError, match="failed: the server is gone"):
+    with pytest.raises(ConnectionError, match="failed: .*gone"):
         milvus.add(embeddings(2), [1, 2])
 
 
@@ -320,30 +320,30 @@ def test_what_is_put_or_discarded_twice_comes_to_the_same(milvus: MilvusIndex) -
 
 def test_the_one_id_that_a_server_does_not_find_again_is_refused(milvus: MilvusIndex) -> None:
     for store in (milvus.add, milvus.put):
-        with pytest.raises(ValueError, match="ids must be at most 9223372036854775806, the greatest that Milvus finds"):
+        with pytest.raises(ValueError, match="ids.*9223372036854775806"):
             store(embeddings(2), [4, 2**63 - 1])
     assert len(milvus) == 0
 
 
 def test_k_beyond_what_milvus_gives_is_refused(milvus: MilvusIndex) -> None:
-    with pytest.raises(ValueError, match="k must be at most 16384, .* got 16385"):
+    with pytest.raises(ValueError, match="^k .*16384, .*16385"):
         milvus.search(embeddings(1), k=MOST_HITS + 1)
 
 
 def test_training_checks_and_does_nothing(milvus: MilvusIndex) -> None:
     milvus.train(embeddings(3))
-    with pytest.raises(ValueError, match="embeddings must have dimension 6, got 5"):
+    with pytest.raises(ValueError, match="embeddings.*6.*5"):
         milvus.train(embeddings(3, dimension=5))
 
 
 def test_collections_that_do_not_fit_are_refused(milvus: MilvusIndex, address: str) -> None:
     (server, _, items), others = address.rpartition("/"), "foreign_to_" + address.rpartition("/")[2]
-    with pytest.raises(ValueError, match="no collection 'faces' in .*: give MilvusIndex a dimension to make"):
+    with pytest.raises(ValueError, match="'faces' in .*MilvusIndex a dimension"):
         Index.open(f"{server}/faces")
-    with pytest.raises(ValueError, match=f"'{items}' in .* holds vectors of dimension 6, got 7: name another"):
+    with pytest.raises(ValueError, match=f"'{items}' in .*dimension 6, got 7"):
         MilvusIndex(address, 7)
     milvus._client.create_collection(others, dimension=4)
-    with pytest.raises(ValueError, match=f"'{others}' in .* is not an index of lam: .* kappa, .* vector, got"):
+    with pytest.raises(ValueError, match=f"'{others}' in .*not an index.*kappa, .*vector, got"):
         MilvusIndex(f"{server}/{others}", 4)
 
 
@@ -365,19 +365,19 @@ def test_addresses(address: str, uri: str) -> None:
 @pytest.mark.parametrize(
     ("address", "match"),
     [
-        ("http://host/items", "address must be milvus://HOST.*, got 'http://host/items'"),
-        ("milvus://host", "address must be .* letters, digits and _ .* got 'milvus://host'"),
-        ("milvus://host/my-items", "address must be .*, got 'milvus://host/my-items'"),
-        ("milvus://host/9items", "address must be .*, got 'milvus://host/9items'"),
-        ("milvus://host/database/items", "address must be .*, got 'milvus://host/database/items'"),
-        ("milvus://host/items?x=1", "address must be .*, got 'milvus://host/items.x=1'"),
-        ("milvus:///data/items/items", "address must be .*FILE.db/COLLECTION, .* got"),
+        ("http://host/items", "address.*milvus://HOST.*'http://host/items'"),
+        ("milvus://host", "address must be .*letters, digits and _ .*'milvus://host'"),
+        ("milvus://host/my-items", "address.*'milvus://host/my-items'"),
+        ("milvus://host/9items", "address.*'milvus://host/9items'"),
+        ("milvus://host/database/items", "address.*'milvus://host/database/items'"),
+        ("milvus://host/items?x=1", "address.*'milvus://host/items.x=1'"),
+        ("milvus:///data/items/items", "address must be .*FILE.db/COLLECTION, "),
         ("milvus+tls:///data/items.db/items", "address must be"),
         ("milvus:///data/items.db?x/items", "address must be"),
-        ("milvus://host:99999/items", "a port from 1 to 65535"),
-        ("milvus://host:0/items", "a port from 1 to 65535"),
-        ("milvus://:80/items", "a port from 1 to 65535"),
-        ("milvus://me:secret@host/items", f"address must hold no password: .* environment variable {TOKEN}$"),
+        ("milvus://host:99999/items", "port.*1 to 65535"),
+        ("milvus://host:0/items", "port.*1 to 65535"),
+        ("milvus://:80/items", "port.*1 to 65535"),
+        ("milvus://me:secret@host/items", f"address.*no password: .*variable {TOKEN}$"),
     ],
 )
 def test_bad_addresses_are_refused(address: str, match: str) -> None:
@@ -388,10 +388,10 @@ def test_bad_addresses_are_refused(address: str, match: str) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"dimension": 0}, "dimension must be an integer of at least 1, got 0"),
-        ({"structure": "IVF_PQ"}, "structure must be one of FLAT, HNSW, got 'IVF_PQ'"),
-        ({"timeout": 0}, "timeout must be positive and finite, got 0"),
-        ({"timeout": float("inf")}, "timeout must be positive and finite, got inf"),
+        ({"dimension": 0}, "dimension.*integer.*least 1.*0"),
+        ({"structure": "IVF_PQ"}, "structure.*FLAT, HNSW.*'IVF_PQ'"),
+        ({"timeout": 0}, "timeout.*got 0"),
+        ({"timeout": float("inf")}, "timeout.*inf"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:
@@ -400,7 +400,7 @@ def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:
 
 
 def test_a_file_in_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no folder .*nowhere for items.db: make it first"):
+    with pytest.raises(ValueError, match="no folder .*nowhere.*items.db"):
         MilvusIndex(f"milvus://{tmp_path}/nowhere/items.db/items", 3)
 
 
@@ -409,7 +409,7 @@ def test_a_file_that_cannot_be_opened_is_no_server(tmp_path: Path, monkeypatch: 
         raise pymilvus.MilvusException(message="Open local milvus failed")
 
     monkeypatch.setattr(pymilvus, "MilvusClient", fail)
-    with pytest.raises(ConnectionError, match=r"items.db failed: .*; check that no other process has this file open"):
+    with pytest.raises(ConnectionError, match="items.db failed: .*check.*no other process"):
         MilvusIndex(f"milvus://{tmp_path}/items.db/items", 3)
 
 
@@ -417,7 +417,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(ConnectionError, match=f"Milvus at 127.0.0.1:{port} failed: .*; check that it runs"):
+    with pytest.raises(ConnectionError, match=f"Milvus at 127.0.0.1:{port} failed: .*it runs"):
         MilvusIndex(f"milvus://127.0.0.1:{port}/items", 3, timeout=2.0)
 
 
@@ -431,5 +431,5 @@ def test_a_server_that_is_silent_keeps_nobody_waiting() -> None:
 
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(ValueError, match=r"pymilvus cannot be imported .*: pip install 'lam-retrieval\[milvus\]'"):
+    with pytest.raises(ValueError, match=r"pymilvus.*'lam-retrieval\[milvus\]'"):
         Index.open("milvus://localhost/items")

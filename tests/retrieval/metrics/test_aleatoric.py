@@ -37,14 +37,14 @@ def test_entropies_tie_if_only_the_order_of_the_classes_differs(dtype: torch.dty
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0 and add up to 1, got .* at row 1"):
+    with pytest.raises(ValueError, match="add up to 1, .*row 1"):
         label_entropy(torch.tensor([[0.5, 0.5], [1.0, 0.5]]))
     with pytest.raises(ValueError, match="at least 2, got 1 and 1"):
         rank_correlation(torch.ones(1), torch.ones(1))
-    with pytest.raises(ValueError, match="one must be finite, got nan at index 1"):
+    with pytest.raises(ValueError, match="one must.*nan at index 1"):
         rank_correlation(torch.tensor([1.0, torch.nan]), torch.ones(2))
     with pytest.raises(ValueError, match="kappa_of_crop, .* got 0 and 0"):
         less_sure_of_crops(torch.ones(0), torch.ones(0))
     for name, values in (("kappa", (torch.nan, 1.0)), ("kappa_of_crop", (1.0, torch.nan))):
-        with pytest.raises(ValueError, match=f"{name} must be finite, got nan at index 0"):
+        with pytest.raises(ValueError, match=f"{name}.*nan.*index 0"):
             less_sure_of_crops(*(torch.tensor([value]) for value in values))

@@ -242,9 +242,9 @@ def test_the_name_of_a_metric_may_hold_any_sign(monkeypatch: pytest.MonkeyPatch)
 def test_a_metric_and_a_score_of_needs_that_are_no_tuple_are_refused() -> None:
     needs: Any = "relevance"
     for entry in (lambda: Metric("m", "lower", "", len, needs), lambda: Score("s", "s", "", len, needs)):
-        with pytest.raises(ValueError, match=r"needs must be a tuple of words, got 'relevance': give \('relevance',\)"):
+        with pytest.raises(ValueError, match=r"needs must.*'relevance': .*\('relevance',\)"):
             entry()
-    with pytest.raises(ValueError, match="direction must be one of higher, lower, neither, got 'up'"):
+    with pytest.raises(ValueError, match="direction.*higher, lower, neither.*'up'"):
         Metric("m", "up", "")  # pyright: ignore[reportArgumentType]
 
 
@@ -340,9 +340,9 @@ def test_a_score_looks_at_as_many_neighbours_as_it_is_told(name: str) -> None:
 
 
 def test_what_numbers_of_neighbours_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"a score with neighbours must be one of knn, .*votes, got 'margin'"):
+    with pytest.raises(ValueError, match="score with neighbours.*knn, .*votes, got 'margin'"):
         scores_of(items(), nearest={"margin": 3})
-    with pytest.raises(ValueError, match="the neighbours of votes must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="neighbours of votes.*1, got 0"):
         scores_of(items(), nearest={"votes": 0})
 
 

@@ -63,15 +63,15 @@ def test_areas_of_an_empty_set_are_nan() -> None:
 
 @pytest.mark.parametrize("metric", [auroc, auprc, roc_curve, precision_recall_curve])
 def test_non_finite_scores_are_refused(metric) -> None:
-    with pytest.raises(ValueError, match="in_distribution must be finite, got nan at index 1"):
+    with pytest.raises(ValueError, match="in_distribution.*nan.*index 1"):
         metric(torch.tensor([0.0, math.nan]), torch.ones(1))
-    with pytest.raises(ValueError, match="out_of_distribution must be finite, got inf at index 0"):
+    with pytest.raises(ValueError, match="out_of_distribution.*inf.*index 0"):
         metric(torch.zeros(1), torch.tensor([math.inf]))
-    with pytest.raises(ValueError, match=r"in_distribution must have shape \(4,\), .* got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"in_distribution.*\(4,\).*\(2, 2\)"):
         getattr(metric, "__wrapped__", metric)(torch.zeros(2, 2), torch.ones(1))
 
 
 @pytest.mark.parametrize("curve", [roc_curve, precision_recall_curve])
 def test_curves_refuse_an_empty_set(curve) -> None:
-    with pytest.raises(ValueError, match="needs items of both classes, got 0 in distribution and 1 out"):
+    with pytest.raises(ValueError, match="both classes.*0 in.*1 out"):
         curve(torch.empty(0), torch.ones(1))

@@ -134,15 +134,15 @@ def test_what_is_refused() -> None:
     score, correct, non_mated = _scores(0)
     bad = score.clone()
     bad[3] = math.nan
-    with pytest.raises(ValueError, match="score must not hold NaN, got one at index 3"):
+    with pytest.raises(ValueError, match="score.*NaN.*index 3"):
         oscr(bad, correct, non_mated)
-    with pytest.raises(ValueError, match="non_mated must not hold NaN"):
+    with pytest.raises(ValueError, match="non_mated.*hold NaN"):
         tpir_at_fpir(score, bad, fpir=0.1)
-    with pytest.raises(ValueError, match="uncertainty must not hold NaN"):
+    with pytest.raises(ValueError, match="uncertainty.*hold NaN"):
         aurc(correct, bad)
-    with pytest.raises(ValueError, match=r"rate must lie in \(0, 1\), got 0"):
+    with pytest.raises(ValueError, match=r"rate.*\(0, 1\).*0"):
         dir_at_far(score, correct, non_mated, far=0.0)
-    with pytest.raises(ValueError, match="n_answerable must be from the"):
+    with pytest.raises(ValueError, match="n_answerable must"):
         recall_at_full_precision(score, correct, n_answerable=3)
 
 
@@ -167,7 +167,7 @@ def test_what_is_refused() -> None:
 def test_zeros_and_ones_count_as_booleans_and_other_numbers_are_refused(metric: Any, dtype: torch.dtype) -> None:
     score, correct, _ = _scores(0)
     assert metric(correct.to(dtype), score) == metric(correct, score)
-    with pytest.raises(ValueError, match=r"must be booleans, or 0 and 1, got [23]"):
+    with pytest.raises(ValueError, match="booleans.*0 and 1.*[23]"):
         metric(correct.to(dtype) + 2, score)
 
 

@@ -108,7 +108,7 @@ def test_the_legend_of_a_calibration_covers_no_bar(tmp_path: Path, monkeypatch: 
 
 
 def test_bars_of_different_systems_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"figures must be of the same systems, got \['one'\] and \['other'\]"):
+    with pytest.raises(ValueError, match=r"figures.*\['one'\] and \['other'\]"):
         plot_bars(tmp_path / "plot.png", {"a": {"one": 1.0}, "b": {"other": 1.0}})
 
 
@@ -213,15 +213,15 @@ def test_matplotlib_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_a_refused_plot_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
-    with pytest.raises(ValueError, match="scores must hold between 1 and 24 entries to be told apart, got 0"):
+    with pytest.raises(ValueError, match="scores.*between 1 and 24.*0"):
         plot_roc(path, {})
     with pytest.raises(ValueError, match="got 25"):
         plot_precision_recall(path, {str(i): (INSIDE, OUTSIDE) for i in range(25)})
-    with pytest.raises(ValueError, match="correct of −κ must hold at least one query, got none"):
+    with pytest.raises(ValueError, match="correct of −κ.*none"):
         plot_sparsification(path, {"−κ": (torch.empty(0, dtype=torch.bool), torch.empty(0))})
-    with pytest.raises(ValueError, match="kappa of known must hold at least one value"):
+    with pytest.raises(ValueError, match="kappa of known.*one value"):
         plot_kappa(path, {"known": torch.empty(0)})
-    with pytest.raises(ValueError, match="kappa of known must be finite, got nan at index 0"):
+    with pytest.raises(ValueError, match="kappa of known.*nan at index 0"):
         plot_kappa(path, {"known": torch.tensor([torch.nan])})
     assert not list(tmp_path.iterdir())
 
@@ -231,11 +231,11 @@ def test_extremes_refuse(tmp_path: Path) -> None:
         images = {"query_image": lambda _: torch.ones(shape), "hit_image": lambda _: torch.ones(4, 4)}
         plot_extremes(tmp_path / "plot.png", kappa, lambda _: True, **images)
 
-    with pytest.raises(ValueError, match=r"images must have shape \(C, H, W\) with C 1 or 3, .* got \(2, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"images.*\(C, H, W\).*C 1 or 3.*\(2, 4, 4\)"):
         draw(torch.ones(2), shape=(2, 4, 4))
-    with pytest.raises(ValueError, match="kappa must hold at least one query"):
+    with pytest.raises(ValueError, match="kappa.*one query"):
         draw(torch.ones(0))
-    with pytest.raises(ValueError, match="kappa must be finite, got nan at index 1"):
+    with pytest.raises(ValueError, match="kappa.*nan.*index 1"):
         draw(torch.tensor([1.0, torch.nan]))
     assert not list(tmp_path.iterdir())
 
@@ -265,7 +265,7 @@ def test_labels_of_kappa_do_not_collide(
 
 
 def test_no_corruption_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="recall must hold between 1 and 24 entries"):
+    with pytest.raises(ValueError, match="recall.*between 1 and 24"):
         plot_corruption(tmp_path / "none.png", {}, {})
 
 

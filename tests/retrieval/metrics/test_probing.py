@@ -40,18 +40,18 @@ def test_separable_classes_are_probed_whatever_the_scale_of_a_feature() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     features, labels = clusters(20, 0)
-    with pytest.raises(ValueError, match="at least two classes, got"):
+    with pytest.raises(ValueError, match="two classes"):
         linear_probe(features, torch.zeros(20, dtype=torch.long), features, labels)
-    for k, message in ((0, "k must be at least 1, got 0"), (21, "k must be at most the number of items that vote, 20")):
+    for k, message in ((0, "^k .*1.*0"), (21, "^k .*most.*20")):
         with pytest.raises(ValueError, match=message):
             knn_accuracy(features, labels, features, labels, k=k)
     unchecked = getattr(knn_accuracy, "__wrapped__", knn_accuracy)
-    with pytest.raises(ValueError, match="test_features must have one row for each label, at least one, got 20 for 3"):
+    with pytest.raises(ValueError, match="test_features.*20 for 3"):
         unchecked(features, labels, features, labels[:3])
-    with pytest.raises(ValueError, match="features must have one row for each label, at least one, got 0 for 0"):
+    with pytest.raises(ValueError, match="features.*0 for 0"):
         knn_accuracy(features[:0], labels[:0], features, labels)
     features[3, 0] = math.nan
-    with pytest.raises(ValueError, match="features must be finite, got nan at index 3"):
+    with pytest.raises(ValueError, match="features.*nan.*index 3"):
         knn_accuracy(features, labels, features, labels)
 
 

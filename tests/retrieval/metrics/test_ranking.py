@@ -93,13 +93,13 @@ def test_no_query_with_anything_relevant_is_nan(size: int) -> None:
 @pytest.mark.parametrize("metric", [recall_at_k, precision_at_k, map_at_k])
 def test_refusals(metric) -> None:
     relevance = torch.tensor([[True, False]])
-    with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="^k .*integer.*1, got 0"):
         metric(relevance, torch.tensor([1]), k=0)
-    with pytest.raises(ValueError, match="k must not exceed the length of the ranked lists, got k = 3 for 2"):
+    with pytest.raises(ValueError, match="k = 3 for 2"):
         metric(relevance, torch.tensor([5]), k=3)
-    with pytest.raises(ValueError, match="got 0 for 1 relevant hits at index 0"):
+    with pytest.raises(ValueError, match="0 for 1 relevant.*index 0"):
         metric(relevance, torch.tensor([0]), k=1)
-    with pytest.raises(ValueError, match=r"n_relevant must have shape \(1,\), one value for each of the queries"):
+    with pytest.raises(ValueError, match=r"n_relevant.*\(1,\).*queries"):
         unwrap(metric)(relevance, torch.tensor([1, 1]), k=1)
 
 
@@ -169,7 +169,7 @@ def test_metrics_equal_those_of_pytorch_metric_learning(gallery: bool) -> None:
 
 
 def test_of_an_empty_gallery_there_are_no_ranks() -> None:
-    with pytest.raises(ValueError, match="the gallery must hold at least one item, got none"):
+    with pytest.raises(ValueError, match="gallery.*one item.*none"):
         relevant_ranks(torch.eye(2), torch.empty(0, 2), lambda rows: torch.empty(len(rows), 0, dtype=torch.bool))
     ranks = relevant_ranks(torch.ones(1, 2), None, lambda rows: torch.ones(1, 1, dtype=torch.bool))
     assert (ranks.first.tolist(), ranks.within_r.tolist(), ranks.n_relevant.tolist()) == ([0], [0], [0])

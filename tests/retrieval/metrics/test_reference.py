@@ -161,11 +161,11 @@ def test_a_last_layer_that_changes_nothing_is_no_evidence() -> None:
 
 def test_what_the_layer_change_refuses() -> None:
     known, new = features(), features(1, count=N)
-    with pytest.raises(ValueError, match="the reference has no embeddings: give them to Reference.of"):
+    with pytest.raises(ValueError, match="reference.*no embeddings.*Reference.of"):
         layer_change(new, new, Reference.of(known))
-    with pytest.raises(ValueError, match="has embeddings of dimension 3, these have 5"):
+    with pytest.raises(ValueError, match="dimension 3.*5"):
         layer_change(new, new, Reference.of(known, embeddings=known[:, :3]))
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="^k .*1.*0"):
         layer_change(new, new, Reference.of(known, embeddings=-known), k=0)
 
 
@@ -230,13 +230,13 @@ def test_long_features_of_half_precision_become_unit_vectors_and_zeros_stay() ->
 
 
 def test_what_a_reference_refuses() -> None:
-    with pytest.raises(ValueError, match="features of at least one item, got none"):
+    with pytest.raises(ValueError, match="features.*one item.*none"):
         Reference.of(torch.zeros(0, P))
-    with pytest.raises(ValueError, match="reference features must be finite, got nan at index 1"):
+    with pytest.raises(ValueError, match="reference features.*nan at index 1"):
         Reference.of(torch.tensor([[1.0], [math.nan]]))
-    with pytest.raises(ValueError, match="embeddings must have a row for each .* got 2"):
+    with pytest.raises(ValueError, match="embeddings.*row for each.*2"):
         Reference.of(torch.ones(3, P), embeddings=torch.ones(2, P))
-    with pytest.raises(ValueError, match="reference embeddings must be finite, got inf at index 1"):
+    with pytest.raises(ValueError, match="reference embeddings.*inf at index 1"):
         Reference.of(torch.ones(2, P), embeddings=torch.tensor([[1.0], [math.inf]]))
 
 
@@ -245,7 +245,7 @@ def test_what_a_reference_refuses() -> None:
 )
 def test_a_reference_of_another_encoder_is_refused(distance: Callable[..., torch.Tensor]) -> None:
     reference = Reference.of(features(), LABELS)
-    with pytest.raises(ValueError, match="has features of width 5, these have 8: give a reference"):
+    with pytest.raises(ValueError, match="width 5.*8: .*reference"):
         distance(features(1, width=8), reference)
 
 

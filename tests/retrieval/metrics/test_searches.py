@@ -64,7 +64,7 @@ def test_queries_that_are_items_are_searched_without_themselves() -> None:
     queries[[1, 3]] = _points(2, 5)
     labels_of_queries = labels[own]
     labels_of_queries[2] += 1  # stored under another label
-    with pytest.warns(Note, match="1 of 4 queries are items"):
+    with pytest.warns(Note, match="1 of 4 queries"):
         found, positions = search_without_self(
             queries, gallery, lambda rows: labels_of_queries[rows][:, None] == labels
         )
@@ -105,9 +105,9 @@ def test_a_gallery_of_one_has_no_second() -> None:
 
 def test_what_is_refused() -> None:
     n = torch.eye(2)
-    with pytest.raises(ValueError, match="a candidate for every query, got 0"):
+    with pytest.raises(ValueError, match="candidate for every.*0"):
         search_open_set(n[:1], None, lambda rows: torch.ones(1, 1, dtype=torch.bool))
-    with pytest.raises(ValueError, match="must have the same dimension, got 2 and 3"):
+    with pytest.raises(ValueError, match="dimension, got 2 and 3"):
         unchecked(search_open_set)(n, torch.eye(3), lambda rows: torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="queries must be finite"):
+    with pytest.raises(ValueError, match="queries.*finite"):
         search_open_set(n * torch.nan, n, lambda rows: torch.ones(2, 2, dtype=torch.bool))

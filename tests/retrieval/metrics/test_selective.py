@@ -127,8 +127,8 @@ def test_where_all_answers_are_alike_there_is_no_order_to_judge(correct: Tensor)
 def test_what_they_refuse() -> None:
     correct = torch.tensor([True, False])
     for metric in (augrc, abstention_nauc):
-        with pytest.raises(ValueError, match="uncertainty must not hold NaN, got one at index 1"):
+        with pytest.raises(ValueError, match="uncertainty.*NaN.*index 1"):
             metric(correct, torch.tensor([0.1, math.nan]))
     for metric in (r_auroc, mann_whitney_p):
-        with pytest.raises(ValueError, match="uncertainty must be finite, got nan at index 1"):
+        with pytest.raises(ValueError, match="uncertainty.*nan.*index 1"):
             metric(correct, torch.tensor([0.1, math.nan]))

@@ -70,9 +70,9 @@ def test_sparsification_of_none_one_and_two() -> None:
 
 
 def test_sparsification_refuses() -> None:
-    with pytest.raises(ValueError, match="uncertainty must not hold NaN, got one at index 1"):
+    with pytest.raises(ValueError, match="uncertainty.*NaN.*index 1"):
         sparsification(torch.tensor([True, False]), torch.tensor([0.0, math.nan]))
-    with pytest.raises(ValueError, match=r"uncertainty must have shape \(2,\), one value for each of the queries"):
+    with pytest.raises(ValueError, match=r"uncertainty.*\(2,\).*queries"):
         unwrap(sparsification)(torch.tensor([True, False]), torch.tensor([0.0]))
 
 
@@ -179,17 +179,17 @@ def test_error_by_chance_of_the_sure_and_of_none() -> None:
 
 def test_calibration_refuses() -> None:
     labels, ranked = torch.tensor([0]), torch.tensor([[0]])
-    with pytest.raises(ValueError, match="predictions must hold at least one sampled network"):
+    with pytest.raises(ValueError, match="predictions.*sampled network"):
         majority_votes(torch.empty(0, 1, dtype=torch.long), labels, ranked)
-    with pytest.raises(ValueError, match="bins must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="bins.*1.*0"):
         majority_votes(torch.tensor([[0]]), labels, ranked).binned(0)
-    with pytest.raises(ValueError, match=r"labels must have shape \(2,\), one value for each of the queries"):
+    with pytest.raises(ValueError, match=r"labels.*\(2,\).*queries"):
         unwrap(majority_votes)(torch.tensor([[0, 1]]), labels, ranked)
-    with pytest.raises(ValueError, match="ranked_labels must have a row for each of 1 queries, got 2"):
+    with pytest.raises(ValueError, match="ranked_labels.*row.*1 queries.*2"):
         unwrap(majority_votes)(torch.tensor([[0]]), labels, ranked.repeat(2, 1))
-    with pytest.raises(ValueError, match="closed must be one of right, left, got 'both'"):
+    with pytest.raises(ValueError, match="closed.*right, left.*'both'"):
         unwrap(Votes.binned)(Votes(labels, labels == 0, 1), closed="both")
-    with pytest.raises(ValueError, match="n_samples must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="n_samples.*1.*0"):
         Votes(torch.tensor([0]), torch.tensor([True]), 0)
-    with pytest.raises(ValueError, match="votes must be from 0 to 4, got 5"):
+    with pytest.raises(ValueError, match="votes.*0 to 4, got 5"):
         Votes(torch.tensor([3, 5]), torch.tensor([True, True]), 4)

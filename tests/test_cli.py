@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -143,42 +144,42 @@ def test_a_stop_by_the_user_says_how_to_go_on(
 
     monkeypatch.setattr("lam.methods.base.train_by_loop", stop)
     assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}", *TINY]) == 130
-    assert capsys.readouterr().err == "lam: stopped; start it again to continue\n"
+    assert re.fullmatch("lam: stopped.*\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("demo --no.such=1", "there is no setting no; `lam run --help` lists"),
-        ("demo extra", "there is no demo extra; allowed: digits, text, images"),
-        ("demo --margin 0", "margin must be in (0, 2]"),
-        ("demo --seed -1", "seed must be at least 0, got -1"),
-        ("demo --network.name=x", "network must be one of convnet8, convnet28, convnet32, resnet18, resnet50"),
-        ("demo --data.name=x", "data set must be one of digits, fashionmnist, mnist, folder"),
-        ("demo --checkpoint=no.pth", "no.pth does not exist"),
-        ("run no.yaml", "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run"),
-        ("run --margin 3 digits laplace_posthoc", "margin must be in (0, 2]"),
-        ("run folder --quiet laplace_posthoc", "folder needs a root"),
+        ("demo --no.such=1", "no setting no; .*`lam run --help`"),
+        ("demo extra", "no demo extra; .*digits, text, images"),
+        ("demo --margin 0", r"margin.*\(0, 2\]"),
+        ("demo --seed -1", "seed.*-1"),
+        ("demo --network.name=x", "network.*convnet8, convnet28, convnet32, resnet18, resnet50"),
+        ("demo --data.name=x", "data set.*digits, fashionmnist, mnist, folder"),
+        ("demo --checkpoint=no.pth", "no.pth.*exist"),
+        ("run no.yaml", "no.yaml: .*DATA METHOD"),
+        ("run --margin 3 digits laplace_posthoc", r"margin.*\(0, 2\]"),
+        ("run folder --quiet laplace_posthoc", "folder.*root"),
         ("run folder laplace_posthoc --data.root=no", "/no; give a folder"),
         ("run fashionmnist laplace_posthoc --data.root=no", "--data.root=DIR"),
-        ("run digits norm '--data.ood=[{name: mnist, root: nowhere}]'", "--data.ood='[{name: mnist, root: DIR}]'"),
-        ("demo '--data.ood=[{name: mnist, root: nowhere}]'", "--data.ood='[{name: mnist, root: DIR}]'"),
-        ("embed no images -o out.npz", "there is no folder no: `lam run CONFIG` or `lam demo` makes a run"),
-        ("embed no images -o no/out.npz", "there is no folder no to write out.npz to"),
-        ("embed no images -o photo.jpg", "embeddings are written as .npz, got --output photo.jpg"),
-        ("index no images", "there is no folder no"),
+        ("run digits norm '--data.ood=[{name: mnist, root: nowhere}]'", r"--data.ood='\[{name: mnist, root: DIR}\]'"),
+        ("demo '--data.ood=[{name: mnist, root: nowhere}]'", r"--data.ood='\[{name: mnist, root: DIR}\]'"),
+        ("embed no images -o out.npz", "no folder no: `lam run CONFIG` or `lam demo`"),
+        ("embed no images -o no/out.npz", "no folder no.*out.npz"),
+        ("embed no images -o photo.jpg", ".npz, got --output photo.jpg"),
+        ("index no images", "is no folder no"),
         (
             "search no --file a.csv -o ./a.csv",
-            "a.csv holds the queries and would be overwritten: give another --output",
+            "a.csv.*overwritten: .*--output",
         ),
-        ("search no image.png -k 0", "k must be at least 1, got 0"),
+        ("search no image.png -k 0", "k must.*1, got 0"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_before_any_work(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in failure(shlex.split(words), capsys)
+    assert re.search(message, failure(shlex.split(words), capsys))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,7 +257,7 @@ def test_the_folder_above_a_run_stands_for_it_where_it_is_the_only_one(
     second = Path(shutil.copytree(run_copy, run_copy.parent / "second"))
     (second / "MANIFEST.json").unlink()  # it has not finished
     told = failure(["search", str(run_copy.parent), image], capsys)
-    assert f"{run_copy.parent} is not a run of lam; did you mean {run_copy}?" in told
+    assert f"run of lam; did you mean {run_copy}?" in told
 
 
 @pytest.mark.filterwarnings("default")
@@ -267,7 +268,7 @@ def test_a_warning_is_one_line_too(run_copy: Path, digit_folder: Path, capsys: p
     capsys.readouterr()
     assert main(["search", str(run_copy), str(digit_folder / "0" / "0.png")]) == 0
     told = capsys.readouterr().err
-    assert told == f"lam: warning: {cache} is missing: it is built anew from the stored embeddings\n"
+    assert re.fullmatch(f"lam: warning: {cache}.*\n", told)
 
 
 @pytest.mark.parametrize("command", ["run", "demo"])
@@ -306,7 +307,7 @@ def test_it_is_a_program(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lam", "demo", "--margin=9"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "lam: margin must be in (0, 2], the distances on the unit sphere, got 9.0\n"
+    assert re.fullmatch(r"lam: margin.*\(0, 2\].*9.0\n", done.stderr)
 
 
 @pytest.mark.long

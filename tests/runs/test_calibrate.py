@@ -262,10 +262,10 @@ def test_a_flag_does_not_stick_where_its_evidence_is_gone(run_copy: Path, digit_
     lam("calibrate", run_copy, "--quiet")
     assert Run(run_copy).calibration.flag == "combined"
     fresh = (*FRESH, f"--folder={digit_folder}")
-    assert "flag combined compares with training features" in lam("calibrate", run_copy, "--quiet", *fresh).err
+    assert "flag combined compares" in lam("calibrate", run_copy, "--quiet", *fresh).err
     assert Run(run_copy).calibration.flag in Run(run_copy).calibration.detector.ranking
     said = lam("calibrate", run_copy, "--quiet", *fresh, "--flag=knn", code=1).err
-    assert "flag 'knn' compares with training features" in said
+    assert "flag 'knn' compares" in said
 
 
 @pytest.mark.long
@@ -305,23 +305,23 @@ def test_all_queries_count_for_a_flag(calibrated: Calibrated, asked: tuple[str, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--target-far=0",), "target far must lie in (0, 1), got 0"),
-        (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),
+        (("--target-far=0",), r"target far.*\(0, 1\), got 0"),
+        (("--reference=3", *TARGETS), "reference.*5 items, or 0 .*got 3"),
         (
             ("--reference=0", "--flag=knn", *TARGETS),
-            "flag 'knn' compares with training features: leave out reference=0",
+            "flag 'knn'.*reference=0",
         ),
-        (("--flag=length", *TARGETS), "flag must be one of kappa, "),
-        (("--flag=p_known", *TARGETS), "flag 'p_known' needs features and an encoder that has learnt ambiguity"),
+        (("--flag=length", *TARGETS), "flag must.*kappa, .*'length'"),
+        (("--flag=p_known", *TARGETS), "flag 'p_known'.*ambiguity"),
         (("--folder=nowhere", *TARGETS), "nowhere"),
-        (("--target-wrong=2", *TARGETS), "target wrong must lie in (0, 1), got 2"),
+        (("--target-wrong=2", *TARGETS), r"target wrong.*\(0, 1\), got 2"),
     ],
 )
 def test_mistakes_are_said_in_a_line_and_leave_nothing(
     run_copy: Path, lam: Lam, options: tuple[str, ...], message: str
 ) -> None:
     said = lam("calibrate", run_copy, "--quiet", *options, code=1).err
-    assert message in said
+    assert re.search(message, said)
     assert said.count("\n") == 1
     assert not (run_copy / "calibration").exists()
 
@@ -406,7 +406,7 @@ def test_data_that_changed_since_the_run_are_refused(run_copy: Path, lam: Lam) -
     data.write_text(data.read_text().replace('"items": 60', '"items": 61', 1))
     (run_copy / "MANIFEST.json").unlink()
     seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
-    assert "the data of the run" in lam("calibrate", run_copy, "--quiet", *TARGETS, code=1).err
+    assert "data of the" in lam("calibrate", run_copy, "--quiet", *TARGETS, code=1).err
 
 
 def test_a_calibration_needs_no_soft_labels(run_copy: Path, calibrated: Calibrated) -> None:
@@ -420,14 +420,14 @@ def test_a_calibration_needs_no_soft_labels(run_copy: Path, calibrated: Calibrat
 def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(digit_folder / "2", tmp_path / "others" / "two")
     index_images(run_copy, tmp_path / "others", progress=False)
-    match = r"no label of the \d+ stored items is a label of the calibration data, such as '0': .*, such as 'two'"
+    match = r"\d+ stored items.*'0': .*'two'"
     with pytest.raises(ValueError, match=match):
         calibrate_run(run_copy, CalibrationOptions(reference=0), progress=False)
-    with pytest.raises(ValueError, match="has no class folders: put the images of each class into a folder"):
+    with pytest.raises(ValueError, match="no class folders"):
         calibrate_run(run_copy, CalibrationOptions(folder=digit_folder / "2", reference=0), progress=False)
     options = CalibrationOptions()
     object.__setattr__(options, "gallery", "test")  # type checks of tests reject it as an argument
-    with pytest.raises(ValueError, match="gallery must be one of index, held-out, got 'test'"):
+    with pytest.raises(ValueError, match="gallery.*index, held-out.*'test'"):
         options.__post_init__()
 
 
@@ -441,10 +441,10 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_
     settings = ["--network.name=convnet8", "--network.dimension=4", "--training.epochs=1", "--evaluation.corrupted=0"]
     settings += ["--data.options={preprocessing: {mode: L, size: 8, mean: [0.5], std: [0.5]}}"]
     settings += [f"--data.root={tmp_path / 'people'}", f"--output={tmp_path / 'run'}"]
-    with pytest.warns(Note, match=r"few items in a class \(4\): of the 12 classes .*, 2 for test and 2 for validation"):
+    with pytest.warns(Note, match=r"\(4\): .*12 classes .*, 2 for test and 2 for validation"):
         run(load_config("folder laplace_posthoc", settings), progress=False)
     targets = Targets(far=0.25, ood=0.25)
-    with pytest.warns(Note, match="of the 2 validation classes: 4 of the 8") as told:
+    with pytest.warns(Note, match="2 validation classes: 4 of the 8") as told:
         calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
     assert len(told) == 1  # the run has already shown the note on its splits
     assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 4)
@@ -453,8 +453,8 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_
     assert not calibration.is_stale(len(gallery.items))
     assert "stale" not in lam("search", tmp_path / "run", tmp_path / "people" / "3" / "0.png").out
     lam("index", tmp_path / "run", tmp_path / "people", "--quiet")
-    unlike = pytest.warns(UserWarning, match="on 8 classes of the gallery, but on no validation class")
-    with unlike, pytest.warns(Note, match="8 of 8 queries are items"):
+    unlike = pytest.warns(UserWarning, match="8 classes.*no validation")
+    with unlike, pytest.warns(Note, match="8 of 8 queries"):
         calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
 
 
@@ -465,7 +465,7 @@ def test_another_encoder_makes_a_calibration_invalid(run_copy: Path, calibrated:
     _ = Run(run_copy).calibration  # the same one, written again
     encoder.posterior = replace(encoder.posterior, prior_precision=2.0)  # type: ignore[attr-defined]
     encoder.save(run_copy / "encoder")
-    with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
+    with pytest.raises(ValueError, match="another network, posterior"):
         _ = Run(run_copy).calibration
 
 
@@ -494,5 +494,5 @@ def test_a_run_that_cannot_be_written_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: path != finished_run.folder)
     monkeypatch.setattr("lam.runs.calibrate.Inputs", None)
-    with pytest.raises(ValueError, match="run cannot be written, because this user may not write to"):
+    with pytest.raises(ValueError, match="run.*written, .*this user"):
         calibrate_run(finished_run.folder)

@@ -51,7 +51,7 @@ def test_a_run_of_another_format_is_refused(run_copy: Path) -> None:
     data = json.loads((run_copy / "data.json").read_text())
     write_json(run_copy / "data.json", data | {"format": 99})
     sealed(run_copy)
-    with pytest.raises(ValueError, match=r"data\.json has format 99, this version of lam reads 1"):
+    with pytest.raises(ValueError, match=r"data\.json.*format 99.*version.*1"):
         Run(run_copy)
 
 
@@ -142,23 +142,23 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     for runs, place, message in (
         ([folder], output, "comparing needs 2 to 24 runs, got 1"),
         ([folder] * 25, output, "comparing needs 2 to 24 runs, got 25"),
-        ([folder, other, folder.parent / "." / "run"], output, "run is given twice: give each run once"),
-        ([folder, tmp_path], output, "is not a run of lam"),
-        ([folder, other], thesis.parent, "thesis holds files that are not a comparison: give another --output"),
+        ([folder, other, folder.parent / "." / "run"], output, "run.*twice"),
+        ([folder, tmp_path], output, "run of lam"),
+        ([folder, other], thesis.parent, "thesis.*comparison.*--output"),
         ([folder, other], thesis, r"thesis\.tex is a file: give another --output"),
     ):
         with pytest.raises(ValueError, match=message):
             compare(runs, place)
     with (run_copy / CURVES).open("r+b") as stream:
         stream.write(b"x")
-    with pytest.raises(CorruptFileError, match="curves.safetensors is truncated or altered"):
+    with pytest.raises(CorruptFileError, match="curves.safetensors.*truncated"):
         compare([folder, run_copy], output)
     (run_copy / CURVES).unlink()
     sealed(run_copy)
-    with pytest.raises(ValueError, match=r"has no curves: delete .*MANIFEST.json, and `lam run .*` evaluates it"):
+    with pytest.raises(ValueError, match="no curves: .*MANIFEST.json, .*`lam run "):
         compare([folder, run_copy], output)
     (run_copy / MANIFEST).unlink()
-    with pytest.raises(ValueError, match="has not finished: `lam run .*` continues it"):
+    with pytest.raises(ValueError, match="not finished: `lam run "):
         compare([folder, run_copy], output)
     assert not output.exists()
 
@@ -192,7 +192,7 @@ def test_runs_on_different_data_or_evaluations_are_refused(
     if named is None:
         assert len(compare(runs, output).runs) == 2
         return
-    with pytest.raises(ValueError, match=rf"not evaluated on the same data \({named}\)"):
+    with pytest.raises(ValueError, match=rf"same data \({named}\)"):
         compare(runs, output)
 
 

@@ -41,23 +41,23 @@ def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
     config = load_config("my own.yaml")
     assert (config.margin, config.method, config.output) == (0.5, Hib(), None)
     assert load_config(Path("my own.yaml")) == config
-    ships = "give DATA METHOD, a YAML file or the folder of a run; DATA is banking77, .*, texts; METHOD is determ"
+    ships = "DATA METHOD.*YAML.*folder.*DATA is banking77, .*texts; METHOD is determ"
     for name, message in (
-        ("no.yaml", f"there is no configuration no.yaml: {ships}"),
-        ("", "there is no configuration : "),
-        ("places pef", "method must be one of deterministic, .*, laplace_online, got 'pef'"),
-        (["digits"], r"which method on digits\? `lam run digits METHOD`; METHOD is deterministic, "),
-        ("digits norm paper", "there is no setting paper"),
-        (tmp_path, r"no config.yaml; for .* `lam run folder METHOD --data.root="),
+        ("no.yaml", f"no configuration no.yaml: .*{ships}"),
+        ("", "no configuration : "),
+        ("places pef", "method.*deterministic, .*laplace_online.*'pef'"),
+        (["digits"], "digits.*`lam run digits METHOD`; METHOD is deterministic, "),
+        ("digits norm paper", "no setting paper"),
+        (tmp_path, "no config.yaml; .*`lam run folder METHOD --data.root="),
     ):
         with pytest.raises(ValueError, match=message):
             load_config(name)
 
 
 def test_the_authors_settings_are_refused_where_they_have_none() -> None:
-    with pytest.raises(ValueError, match="the authors have no settings for digits; they have cifar10, .*, msls$"):
+    with pytest.raises(ValueError, match="no settings for digits; .*cifar10, .*, msls$"):
         load_config("digits norm --paper")
-    with pytest.raises(ValueError, match="no settings for hib on lfw; they have deterministic, .*, laplace_online$"):
+    with pytest.raises(ValueError, match="hib on lfw; .*deterministic, .*, laplace_online$"):
         load_config("lfw hib --paper")
     with pytest.raises(ValueError, match="--paper is for cifar10, cub200, fashionmnist, lfw, msls, got mine.yaml"):
         load_config("mine.yaml hib --paper")
@@ -73,62 +73,62 @@ def test_overrides_stand_above_the_file() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("--no.such=1", r"there is no setting no; `lam run --help` lists the settings"),
-        ("--training.epoch=1", r"no setting training.epoch; .* lists the settings; did you mean training.epochs\?"),
-        ("--epochs=1", r"did you mean training.epochs\?"),
-        ("extra", "there is no setting extra"),
-        ("--method.split.x=1", "there is no setting method.split.x: split is not a section"),
-        ("--method.n_samples=1", "there is no setting method.n_samples; `lam run --help` lists the settings"),
-        ("--method=magic", "method must be one of deterministic, .*, laplace_online, got 'magic'"),
-        ("--method=3", "method must be a name, or a mapping with a name and options, got 3"),
-        ("--training.loss=nice", "training.loss must be one of contrastive, .*, aninfonce, got 'nice'"),
-        ("--method.split=x", "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
-        ("--method.fix=x", "method.fix: Input should be 'positive', 'fixed', 'full' or 'projected', got 'x'"),
-        ("--margin=wide", "margin: Input should be a valid number, .* got 'wide'"),
-        ("--margin", "margin needs a value, such as --margin=..."),
-        ("--margin=[1", r"margin: \[1 is not valid YAML: "),
-        ("--seed=1.5", "seed: Input should be a valid integer, .* got 1.5"),
-        ("--accelerator=mps", "accelerator: Input should be 'auto', 'cpu' or 'cuda', got 'mps'"),
-        ("--data.limit=few", "data.limit: Input should be a valid integer, .* got 'few'"),
-        ("--data.gallery=people", "data.gallery: Input should be 'classes' or 'identities', got 'people'"),
-        ("--data.ood=3", "data.ood: Input should be a valid list, got 3"),
-        ("--data.ood=[3]", "data.ood.0: Input should be a dictionary .*, got 3$"),
+        ("--no.such=1", "no setting no; .*`lam run --help`"),
+        ("--training.epoch=1", r"no setting training.epoch; .*training.epochs\?"),
+        ("--epochs=1", r"mean training.epochs\?"),
+        ("extra", "no setting extra"),
+        ("--method.split.x=1", "no setting method.split.x: .*not a section"),
+        ("--method.n_samples=1", "no setting method.n_samples; .*`lam run --help`"),
+        ("--method=magic", "method.*deterministic, .*laplace_online.*'magic'"),
+        ("--method=3", "method.*name.*mapping.*got 3"),
+        ("--training.loss=nice", "training.loss.*contrastive, .*aninfonce, got 'nice'"),
+        ("--method.split=x", "method.split.*'euclidean' or 'arccos'.*'x'"),
+        ("--method.fix=x", "method.fix.*'positive', 'fixed', 'full' or 'projected'.*'x'"),
+        ("--margin=wide", "margin: .*'wide'"),
+        ("--margin", "margin.*--margin=..."),
+        ("--margin=[1", r"margin: \[1.*YAML: "),
+        ("--seed=1.5", "seed: .*1.5"),
+        ("--accelerator=mps", "accelerator: .*'auto', 'cpu' or 'cuda', .*'mps'"),
+        ("--data.limit=few", "data.limit: .*'few'"),
+        ("--data.gallery=people", "data.gallery.*'classes' or 'identities'.*'people'"),
+        ("--data.ood=3", "data.ood: .*got 3"),
+        ("--data.ood=[3]", "data.ood.0: .*got 3$"),
         ("--data.ood=[{root: here}]", "data.ood.0.name: Field required"),
-        ("--data.ood=[{name: mnist, root: no}]", "data.ood.0.root: Input should be a valid string, got False"),
-        ("--data.ood=[{nam: x}]", "there is no setting data.ood.0.nam"),
-        ("--data.options=3", "data.options: Input should be a valid dictionary, got 3"),
-        ("--training.epochs=", "training.epochs: Input should be a valid integer, got None"),
-        ("--training=fast", "training is a section: give one of its settings, such as training.epochs, got 'fast'"),
-        ("--ambiguity=true", "ambiguity is a section: give one of its settings, such as ambiguity.learn, got True"),
-        ("--seed=-1", "^seed must be at least 0, got -1"),
-        ("--data.seed=-1", "^data.seed must be at least 0, got -1"),
-        ("--data.limit=0", "^data.limit must be at least 1, got 0"),
-        ("--data.num_workers=-1", "^data.num_workers must be at least 0, got -1"),
-        ("--data.strangers=1", r"^data.strangers must be a share of the classes in \[0, 1\), got 1"),
-        ("--data.strangers=-0.1", r"^data.strangers must be a share of the classes in \[0, 1\), got -0.1"),
-        ("--data.ood=[{name: folder}, {name: folder}]", "^data.ood has 2 sets called folder: give each its own title"),
+        ("--data.ood=[{name: mnist, root: no}]", "data.ood.0.root: .*False"),
+        ("--data.ood=[{nam: x}]", "no setting data.ood.0.nam"),
+        ("--data.options=3", "data.options: .*got 3"),
+        ("--training.epochs=", "training.epochs: .*None"),
+        ("--training=fast", "training.*training.epochs.*'fast'"),
+        ("--ambiguity=true", "ambiguity.*ambiguity.learn.*True"),
+        ("--seed=-1", "^seed.*0.*-1"),
+        ("--data.seed=-1", "^data.seed.*0.*-1"),
+        ("--data.limit=0", "^data.limit.*1.*0"),
+        ("--data.num_workers=-1", "^data.num_workers.*0.*-1"),
+        ("--data.strangers=1", r"^data.strangers.*\[0, 1\), got 1"),
+        ("--data.strangers=-0.1", r"^data.strangers.*\[0, 1\), got -0.1"),
+        ("--data.ood=[{name: folder}, {name: folder}]", "^data.ood.*2 sets.*folder.*title"),
         ("--data.ood=[{name: folder, title: a/b}]", "^data.ood.0.title must be letters, digits, .* got 'a/b'"),
-        ("--data.ood=[{name: folder, title: unseen}]", "^data.ood.0.title must not be unseen"),
-        ("--data.options={root: images}", "^data.options must not have root: use the setting data.root"),
-        ("--data.ood=[{name: digits, options: {seed: 1}}]", "^data.ood.0.options must not have seed: .* data.seed$"),
-        ("--network.options={seed: 1}", "^network.options must not have seed: use the setting seed$"),
-        ("--network.options={name: x}", "^network.options must not have name: use the setting network.name$"),
-        ("--network.dimension=1", "^network.dimension must be at least 2, got 1"),
-        ("--training.temperature=0", "^training.temperature must be positive and finite, got 0"),
-        ("--training.epochs=0", "training.epochs must be at least 1, got 0"),
-        ("--training.learning_rate=0.0", "training.learning_rate must be positive and finite, got 0.0"),
-        ("--training.learning_rate_decay=1.5", r"training.learning_rate_decay must lie in \(0, 1\], got 1.5"),
-        ("--training.weight_decay=.inf", "training.weight_decay must be at least 0, got inf"),
-        ("--training.precision=8", "training.precision: Input should be '32-true', .* got 8"),
-        ("--training.optimizer=lbfgs", "training.optimizer: Input should be 'adam', .* got 'lbfgs'"),
-        ("--places.relevant_within=0", "^places.relevant_within must be positive and finite, got 0"),
-        ("--places.negative_beyond=1", "^places.negative_beyond must be at least 10, got 1"),
-        ("--places.angle_within=20", "places.angle_within and the data's angles go together"),
-        ("--data.options={angles: true}", "places.angle_within and the data's angles go together"),
-        ("--evaluation.n_samples=1", "^evaluation.n_samples must be at least 2, got 1"),
-        ("--evaluation.reference=2", "^evaluation.reference must be at least 5, got 2"),
-        ("--evaluation.corrupted=-1", "^evaluation.corrupted must be at least 0, got -1"),
-        ("--ambiguity.reference=-1", "^ambiguity.reference must be at least 0, got -1"),
+        ("--data.ood=[{name: folder, title: unseen}]", "^data.ood.0.title.*unseen"),
+        ("--data.options={root: images}", "^data.options.*root: .*data.root"),
+        ("--data.ood=[{name: digits, options: {seed: 1}}]", "^data.ood.0.options.*seed: .*data.seed$"),
+        ("--network.options={seed: 1}", "^network.options.*seed: .*seed$"),
+        ("--network.options={name: x}", "^network.options.*name: .*network.name$"),
+        ("--network.dimension=1", "^network.dimension.*2.*1"),
+        ("--training.temperature=0", "^training.temperature.*0"),
+        ("--training.epochs=0", "training.epochs.*1.*0"),
+        ("--training.learning_rate=0.0", "training.learning_rate.*0.0"),
+        ("--training.learning_rate_decay=1.5", r"training.learning_rate_decay.*\(0, 1\].*1.5"),
+        ("--training.weight_decay=.inf", "training.weight_decay.*0.*inf"),
+        ("--training.precision=8", "training.precision.*'32-true'.*8"),
+        ("--training.optimizer=lbfgs", "training.optimizer.*'adam'.*'lbfgs'"),
+        ("--places.relevant_within=0", "^places.relevant_within.*0"),
+        ("--places.negative_beyond=1", "^places.negative_beyond.*10.*1"),
+        ("--places.angle_within=20", "places.angle_within.*data's angles"),
+        ("--data.options={angles: true}", "places.angle_within.*data's angles"),
+        ("--evaluation.n_samples=1", "^evaluation.n_samples.*2.*1"),
+        ("--evaluation.reference=2", "^evaluation.reference.*5.*2"),
+        ("--evaluation.corrupted=-1", "^evaluation.corrupted.*0.*-1"),
+        ("--ambiguity.reference=-1", "^ambiguity.reference.*0.*-1"),
     ],
 )
 def test_a_wrong_setting_is_explained_in_one_line(override: str, message: str) -> None:
@@ -140,24 +140,21 @@ def test_a_wrong_setting_is_explained_in_one_line(override: str, message: str) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("data: [", r"mine.yaml is not valid YAML: .* line"),
-        ("hello", "mine.yaml is not a configuration: it must hold settings"),
-        ("", "mine.yaml is not a configuration: it must hold settings"),
+        ("data: [", "mine.yaml is not.*YAML: .* line"),
+        ("hello", "mine.yaml.*not a configuration"),
+        ("", "mine.yaml.*not a configuration"),
         ("network: {name: convnet8}", "mine.yaml: method.name is missing; known are deterministic, "),
         ("method: hib\nnetwork: {name: convnet8}", "mine.yaml: data: Field required"),
-        (
-            "method: hib\ndata: {name: digits}\nnetwork: {name: x, size: 3}",
-            "mine.yaml: there is no setting network.size",
-        ),
-        ("method: hib\ndata: {name: digits}\nnetwork: {name: x}\nmargn: 1", "there is no setting margn"),
-        ("method: hib\nmethods: [1]", "mine.yaml: methods must hold a section of settings for each method, got"),
-        ("method: [hib]", r"method must be a name, or a mapping with a name and options, got \['hib'\]"),
-        ("extends: no.yaml", "mine.yaml: extends: there is no configuration no.yaml: give DATA METHOD"),
-        ("extends: [a.yaml]", r"mine.yaml: extends must be one configuration, .*, got \['a.yaml'\]"),
-        ("extends: digits", r"mine.yaml: extends: which method on digits\?"),
-        ("extends: mine.yaml", "mine.yaml: extends: mine.yaml extends this file"),
-        ("extends: back.yaml", "back.yaml: extends: mine.yaml extends this file"),
-        ("extends: broken.yaml", "broken.yaml is not valid YAML"),
+        ("method: hib\ndata: {name: digits}\nnetwork: {name: x, size: 3}", "mine.yaml.*no setting network.size"),
+        ("method: hib\ndata: {name: digits}\nnetwork: {name: x}\nmargn: 1", "no setting margn"),
+        ("method: hib\nmethods: [1]", "mine.yaml: methods.*section.*got"),
+        ("method: [hib]", r"method.*name.*mapping.*\['hib'\]"),
+        ("extends: no.yaml", "mine.yaml: extends.*no configuration no.yaml.*DATA METHOD"),
+        ("extends: [a.yaml]", r"mine.yaml: extends must.*\['a.yaml'\]"),
+        ("extends: digits", r"mine.yaml: extends.*digits\?"),
+        ("extends: mine.yaml", "mine.yaml: extends: mine.yaml extends"),
+        ("extends: back.yaml", "back.yaml: extends: mine.yaml extends"),
+        ("extends: broken.yaml", "broken.yaml.*valid YAML"),
     ],
 )
 def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> None:
@@ -169,30 +166,30 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("margin", [2.5, 0.0, float("nan")])
 def test_a_margin_outside_its_range_is_refused(margin: float) -> None:
-    with pytest.raises(ValueError, match=r"margin must be in \(0, 2\]"):
+    with pytest.raises(ValueError, match=r"margin.*\(0, 2\]"):
         plain(margin=margin).check()
 
 
 def test_a_record_made_in_python_checks_itself() -> None:
-    with pytest.raises(ValueError, match="dimension must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="dimension.*2.*1"):
         NetworkConfig("convnet8", 1)
-    with pytest.raises(ValueError, match="title must not be unseen"):
+    with pytest.raises(ValueError, match="title.*unseen"):
         replace(OodConfig("folder"), title="unseen")
-    with pytest.raises(ValueError, match="loss must be one of contrastive, .* got 'nice': register it with lam.losses"):
+    with pytest.raises(ValueError, match="loss.*contrastive, .*'nice': .*lam.losses"):
         TrainingConfig(loss="nice")
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("laplace_posthoc", "fix=full pairs=dataset", "method.pairs must be batch for"),
-        ("laplace_posthoc", "negative_weight=2", r"method.negative_weight must be in \[0, 1\], got 2.0"),
-        ("laplace_posthoc", "prior_precision=-1", "method.prior_precision must be positive and finite, got -1.0"),
-        ("laplace_posthoc", "batch_size=1", "method.batch_size must be at least 2, got 1"),
-        ("laplace_posthoc", "tune=x", "method.tune: Input should be 'calibration', 'marginal_likelihood' or 'none'"),
-        ("deep_ensemble", "checkpoints=[a,b]", "method.checkpoints must be empty, or one file for each"),
-        ("deep_ensemble", "checkpoints=3", "method.checkpoints: Input should be .*, got 3"),
-        ("pfe", "shared=perhaps", "method.shared: Input should be a valid boolean, .* got 'perhaps'"),
+        ("laplace_posthoc", "fix=full pairs=dataset", "method.pairs.*batch for"),
+        ("laplace_posthoc", "negative_weight=2", r"method.negative_weight.*\[0, 1\].*2.0"),
+        ("laplace_posthoc", "prior_precision=-1", "method.prior_precision.*-1.0"),
+        ("laplace_posthoc", "batch_size=1", "method.batch_size.*2.*1"),
+        ("laplace_posthoc", "tune=x", "method.tune.*'calibration', 'marginal_likelihood' or 'none'"),
+        ("deep_ensemble", "checkpoints=[a,b]", "method.checkpoints.*empty.*file for each"),
+        ("deep_ensemble", "checkpoints=3", "method.checkpoints: .*got 3"),
+        ("pfe", "shared=perhaps", "method.shared: .*'perhaps'"),
     ],
 )
 def test_options_of_a_method_outside_their_range_are_refused_with_their_section(
@@ -204,7 +201,7 @@ def test_options_of_a_method_outside_their_range_are_refused_with_their_section(
 
 def test_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="accelerator cuda is not available here: take auto or cpu"):
+    with pytest.raises(ValueError, match="accelerator cuda.*auto or cpu"):
         plain(accelerator="cuda").check()
 
 
@@ -279,7 +276,7 @@ def test_a_method_that_overrides_takes_no_options_of_another(tmp_path: Path) -> 
     )
     assert load_config(tmp_path / "mine.yaml").method == Hib(n_samples=4)
     assert load_config([str(tmp_path / "mine.yaml"), "pfe"]).margin == 0.5
-    with pytest.raises(ValueError, match="there is no setting method.n_samples"):
+    with pytest.raises(ValueError, match="no setting method.n_samples"):
         load_config(tmp_path / "mine.yaml", ["--method={name: pfe, n_samples: 3}"])
 
 
@@ -293,13 +290,13 @@ def test_a_method_is_written_back_with_its_name_and_every_option(name: str) -> N
 
 
 def test_an_ensemble_starts_from_a_file_for_each_member_or_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give 5 files as checkpoints .*--method.checkpoints"):
+    with pytest.raises(ValueError, match="5 files.*--method.checkpoints"):
         plain(method=DeepEnsemble(), checkpoint="trained.pth").check()
     members = DeepEnsemble(n_members=2, checkpoints=[str(tmp_path / "a.pth"), str(tmp_path / "b.pth")])
-    with pytest.raises(ValueError, match="checkpoint .*a.pth does not exist"):
+    with pytest.raises(ValueError, match="checkpoint .*a.pth.*not exist"):
         plain(method=members).check()
     (tmp_path / "a.pth").mkdir()
-    with pytest.raises(ValueError, match="checkpoint .*a.pth is a folder: give a file of weights, such as RUN/encoder"):
+    with pytest.raises(ValueError, match="checkpoint .*a.pth is a folder.*RUN/encoder"):
         plain(method=members).check()
 
 
@@ -340,9 +337,7 @@ class TestAllowMissing:
         assert [found.options for found in config.data.ood] == [{"allow_missing": True}, {}]
 
     def test_of_data_without_lists_is_refused(self) -> None:
-        with pytest.raises(
-            ValueError, match="--allow-missing has no effect: the files of digits are not named in a list"
-        ):
+        with pytest.raises(ValueError, match="--allow-missing.*no effect.*digits"):
             load_config(DEMO, allow_missing=True)
 
     def test_leaves_a_name_that_is_none_to_the_run(self) -> None:

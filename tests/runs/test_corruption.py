@@ -40,14 +40,14 @@ def test_kinds_are_the_four_unless_others_are_asked_for():
     assert corruptions_of(colours, "all") == (*KINDS, *PUBLISHED_KINDS)
     assert corruptions_of(images, "snow") == ("snow",)
     for kinds, message in (
-        (["rain"], r"of images of shape \(1, 8, 8\) must be all, or some of noise, blur, contrast, crop, gauss"),
+        (["rain"], r"images of shape \(1, 8, 8\).*noise, blur, contrast, crop, gauss"),
         (["fog", "saturate"], "jpeg, each once, got fog, saturate"),
         (["fog", "fog"], "each once, got fog, fog"),
         ([], "each once, got none"),
     ):
         with pytest.raises(ValueError, match=message):
             corruptions_of(images, kinds)
-    with pytest.raises(ValueError, match="of texts must be all, or some of words, typing, each once, got fog"):
+    with pytest.raises(ValueError, match="of texts.*words, typing.*fog"):
         corruptions_of(texts, ["fog"])
 
 
@@ -55,7 +55,7 @@ def test_kinds_are_the_four_unless_others_are_asked_for():
 def test_a_run_measures_the_kinds_that_it_is_asked_for(tmp_path):
     settings = ["--training.epochs=1", "--evaluation.corrupted=6", "--evaluation.n_samples=4", "--accelerator=cpu"]
     folder = [f"--output={tmp_path / 'run'}"]
-    said = "evaluation.corruptions of images of .* must be all, or some of .*, got words"
+    said = "evaluation.corruptions of images.*words"
     with pytest.raises(ValueError, match=said):
         run(load_config("digits laplace_posthoc", [*settings, *folder, "--evaluation.corruptions=[words]"]))
     assert not (tmp_path / "run").exists()
@@ -160,7 +160,7 @@ class TestTexts:
             assert corrupted_text("a", kind, 5, generator=torch.Generator().manual_seed(seed)).strip()
 
     def test_refused(self) -> None:
-        with pytest.raises(ValueError, match="kind must be one of words, typing, got 'noise'"):
+        with pytest.raises(ValueError, match="kind.*words, typing.*'noise'"):
             unchecked(corrupted_text)("a", "noise", 1, generator=torch.Generator())
-        with pytest.raises(ValueError, match="severity must be from 0 to 5, got 6"):
+        with pytest.raises(ValueError, match="severity.*0 to 5.*6"):
             corrupted_text("a", "words", 6, generator=torch.Generator())

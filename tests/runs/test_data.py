@@ -23,19 +23,11 @@ ENOUGH = [0, 0, 0, 1, 1, 1]
 @pytest.mark.parametrize(
     ("train", "validation", "message"),
     [
-        ([0, 0, 1, 1], ENOUGH, "the train split must have at least 5 images, got 4: give more data"),
-        (
-            [0, 1, 2, 3, 4],
-            ENOUGH,
-            "no two images of the train split share a label, .* such as simclr",
-        ),
-        (ENOUGH, [0], "the validation split must have at least 2 images, got 1"),
-        (ENOUGH, [0, 1], "no two images of the validation split share a label"),
-        (
-            [0, 0, 0, 0, 0],
-            ENOUGH,
-            "the train split cannot be learned from: all 5 items have one label.* give more data",
-        ),
+        ([0, 0, 1, 1], ENOUGH, "train split.*5 images, got 4"),
+        ([0, 1, 2, 3, 4], ENOUGH, "no two images.*train split.*simclr"),
+        (ENOUGH, [0], "validation split.*2 images, got 1"),
+        (ENOUGH, [0, 1], "no two images.*validation split"),
+        ([0, 0, 0, 0, 0], ENOUGH, "train split.*5 items.*one label"),
     ],
 )
 def test_splits_in_which_nothing_can_be_learned_or_found_are_refused(
@@ -51,7 +43,7 @@ def test_splits_without_queries_or_a_gallery_are_refused(name: str, is_query: bo
     parts = {part: images(ENOUGH) for part in ("train", "validation", "test")}
     parts["train"].is_query = torch.tensor([True] * len(ENOUGH))
     parts[name].is_query = torch.tensor([is_query] * len(ENOUGH))
-    message = f"the {name} split must have queries and a gallery, got {6 * is_query} queries among 6 images: give more"
+    message = f"{name} split.*gallery, got {6 * is_query} queries among 6"
     with pytest.raises(ValueError, match=message):
         check_splits(Splits(**parts))
     parts[name].is_query[0] = not is_query
@@ -66,17 +58,14 @@ def test_texts_that_match_no_other_are_for_runs_that_learn_nothing_of_matches() 
     once = Splits(texts([0, 1, 2, 3, 4]), texts([5, 6]), texts([7, 0]))
     with pytest.raises(
         ValueError,
-        match=r"no two texts of the train split share a label, .*: give more data, such as questions with answers "
-        r"\(columns question and answer\), or search .*: lam run texts knn_distance --network.head=identity",
+        match="no two texts.*train split.*question and answer.*: lam run texts knn_distance --network.head=identity",
     ):
         check_splits(once)
-    with pytest.warns(
-        UserWarning, match="no two texts of the train, validation, test split share a label: the run cannot"
-    ):
+    with pytest.warns(UserWarning, match="no two texts.*train, validation, test split"):
         check_splits(once, learns=False)
-    with pytest.warns(UserWarning, match="share a label: .* --folder FILE` learns that from questions"):
+    with pytest.warns(UserWarning, match="share a label: .*--folder FILE` "):
         check_splits(once, learns=False)
-    with pytest.warns(UserWarning, match="no two texts of the test split share a label: the run cannot learn or meas"):
+    with pytest.warns(UserWarning, match="no two texts.*test split"):
         check_splits(Splits(texts(ENOUGH), texts(ENOUGH), texts([7, 0])), learns=False)
 
 
@@ -84,7 +73,7 @@ def test_texts_that_a_gallery_could_not_keep_are_refused() -> None:
     labels, page = torch.zeros(2, dtype=torch.int64), {"page": 17_000 * "a"}
     check_texts(images(ENOUGH))
     check_texts(Texts(["a", "b"], labels, metadata=[{}, {"page": "3"}]))
-    with pytest.raises(ValueError, match=r"texts 1: metadata has 170\d\d bytes with the text, allowed is at most"):
+    with pytest.raises(ValueError, match=r"texts 1: metadata.*170\d\d bytes"):
         check_texts(Texts(["a", "b"], labels, metadata=[{}, page]))
 
 
@@ -104,7 +93,7 @@ def test_a_file_of_a_class_set_aside_that_cannot_be_read_is_named(tmp_path: Path
     strangers.files[-1].write_bytes(b"milk, bread")
     ((path, reason),) = check_files([strangers], progress=False)[1].items()
     assert path == strangers.files[-1]
-    assert "png is not an image; " in reason
+    assert "not an image; " in reason
 
 
 def test_a_hint_is_a_setting_of_the_run(tmp_path: Path) -> None:
@@ -113,7 +102,7 @@ def test_a_hint_is_a_setting_of_the_run(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=r"--data.options='\{download: true\}'"):
         load_data(DataConfig("fashionmnist", root=str(tmp_path)))
     (tmp_path / "places.csv").write_text("path,x,y\n" + "".join(f"{i}.png,{i},0\n" for i in range(8)))
-    with pytest.raises(MissingDataError, match="leave them out with --allow-missing"):
+    with pytest.raises(MissingDataError, match="--allow-missing"):
         load_data(DataConfig("places", root=str(tmp_path)))
 
 

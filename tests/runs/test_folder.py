@@ -50,7 +50,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_data_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
-    places = {"file/run": "file is a file", "folder/run": "this user may not write to"}
+    places = {"file/run": "file.*file", "folder/run": "user.*write"}
     monkeypatch.setattr("lam.runs.data.prepare_data", None)
     monkeypatch.setattr("os.access", lambda path, mode: False)
     for place, why in places.items():

@@ -56,9 +56,9 @@ def test_embeddings_are_written_without_pickle(
 
 
 def test_no_work_is_done_for_an_output_that_cannot_be(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no folder .*nowhere to write out.npz to: make it first"):
+    with pytest.raises(ValueError, match="no folder .*nowhere.*out.npz"):
         check_output(tmp_path / "nowhere" / "out.npz")
-    with pytest.raises(ValueError, match="is a folder: give the path of the file to write"):
+    with pytest.raises(ValueError, match="is a folder: "):
         check_output(tmp_path)
     assert main(["embed", str(tmp_path / "no run"), str(digit_folder), "-o", str(tmp_path / "a" / "b.npz")]) == 1
 
@@ -71,7 +71,7 @@ def test_labels_and_paths_cannot_steer_a_terminal(run_copy: Path, digit_folder: 
     assert "\u202e" not in printed
     own.rename(own.with_name("x\x1b[31m"))
     refused = lam("index", run_copy, own.parent, "--quiet", code=1).err
-    assert r"the label holds the control character" in refused
+    assert "control character" in refused
     assert "\x1b" not in refused
 
 
@@ -100,16 +100,16 @@ def test_one_image_is_one_row_whatever_it_is_called(run_copy: Path, flat_folder:
 
 
 def test_what_is_no_image_is_named_and_k_below_one_is_refused(run_copy: Path, flat_folder: Path) -> None:
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="^k .*1, got 0"):
         search(run_copy, flat_folder / "0.png", k=0)
     (flat_folder / "notes.png").write_text("milk, bread")
     for act in (
         lambda: index_images(run_copy, flat_folder, progress=False),
         lambda: search(run_copy, flat_folder / "notes.png"),
     ):
-        with pytest.raises(ValueError, match="notes.png is not an image"):
+        with pytest.raises(ValueError, match="notes.png.*not an image"):
             act()
-    with pytest.raises(ValueError, match="there is no image .*missing.png"):
+    with pytest.raises(ValueError, match="no image.*missing.png"):
         search(run_copy, flat_folder / "missing.png")
 
 
@@ -126,11 +126,11 @@ def test_options_stand_wherever_they_are_written(run_copy: Path, flat_folder: Pa
 
 def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -> None:
     before = search(run_copy, flat_folder / "0.png").items
-    with pytest.raises(ValueError, match="factory must be a FAISS factory string .* got 'Nonsense'"):
+    with pytest.raises(ValueError, match="factory.*FAISS.*'Nonsense'"):
         index_images(run_copy, flat_folder, factory="Nonsense", progress=False)
-    with pytest.raises(ValueError, match="FAISS cannot train on 8 embeddings"):
+    with pytest.raises(ValueError, match="train on 8 embeddings"):
         index_images(run_copy, flat_folder, factory="IVF20,Flat", progress=False)
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="is no folder"):
         index_images(run_copy, flat_folder / "missing", progress=False)
     assert search(run_copy, flat_folder / "0.png").items == before
 
@@ -170,12 +170,10 @@ def test_a_kill_leaves_the_old_items_or_the_new_ones(
 def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Path, flat_folder: Path) -> None:
     (run_copy / "gallery" / FILE).unlink()
     for act in (search, lambda run, folder: index_images(run, folder)):
-        with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, but existed"):
+        with pytest.raises(CorruptFileError, match="items.sqlite.*existed"):
             act(run_copy, flat_folder)
     (run_copy / "gallery" / MARK).unlink()
-    with pytest.raises(
-        ValueError, match="items.sqlite is missing or empty: restore it from a copy, or create it with `lam"
-    ):
+    with pytest.raises(ValueError, match="items.sqlite is missing or empty: .*`lam"):
         search(run_copy, flat_folder)
     index_images(run_copy, flat_folder, progress=False)
     assert search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == ""  # no class folders, no label
@@ -206,7 +204,7 @@ def test_images_of_another_shape_are_made_to_fit(run_copy: Path, tmp_path: Path)
 def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_folder: Path) -> None:
     encoder = Run(run_copy).encoder
     encoder.preprocessing = None
-    with pytest.raises(ValueError, match=r"no preprocessing for image files: fit it with preprocessing=\.\.\."):
+    with pytest.raises(ValueError, match=r"no preprocessing.*preprocessing=\.\.\."):
         embed_items(encoder, flat_folder)
 
 
@@ -266,7 +264,7 @@ def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, lam: Lam
 ) -> None:
     assert index_images(run_copy, digit_folder, progress=False).uncertain == ()
-    with pytest.raises(ValueError, match="has no calibration: `lam calibrate .*` makes one"):
+    with pytest.raises(ValueError, match="no calibration: `lam calibrate "):
         index_images(run_copy, digit_folder, skip_uncertain=True, progress=False)
     lam("calibrate", run_copy, "--quiet", "--target-far=0.3", "--target-ood=0.3")
     flag = Run(run_copy).calibration.kappa_below
@@ -284,7 +282,7 @@ def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     assert told[6].startswith("19 images: ")
     assert len(Run(run_copy).gallery) == 19
     monkeypatch.setattr(Calibration, "kappa_below", 1e9)
-    with pytest.raises(ValueError, match=r"no image is left: kappa is below the flag 1e\+09 for all 24"):
+    with pytest.raises(ValueError, match=r"no image.*kappa.*1e\+09.*24"):
         index_images(run_copy, digit_folder, skip_uncertain=True, progress=False)
     assert len(Run(run_copy).gallery) == 19
 
@@ -295,16 +293,16 @@ def test_a_calibration_of_another_encoder_flags_nothing(
 ) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
     monkeypatch.setattr(Run, "fingerprint", "of another")
-    with pytest.warns(UserWarning, match="is of another network, posterior or .*; nothing is flagged"):
+    with pytest.warns(UserWarning, match="another network, posterior.*flagged"):
         assert index_images(run_copy, flat_folder, progress=False).uncertain == ()
-    with pytest.raises(ValueError, match="is of another network, posterior or preprocessing"):
+    with pytest.raises(ValueError, match="another network, posterior"):
         index_images(run_copy, flat_folder, skip_uncertain=True, progress=False)
 
 
 def test_images_come_from_one_place(run_copy: Path, lam: Lam) -> None:
     for given in ([], ["somewhere", "--csv", "list.csv"]):
         said = lam("index", run_copy, *given, code=1).err
-        assert "give the images to index as one of a folder, a table, or files of" in said
+        assert "one of a folder, a table, or files" in said
 
 
 def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
@@ -322,7 +320,7 @@ def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
     assert printed.count("image: ") == 9
     assert printed.count("query: kappa") == 9
     (digit_folder.parent / "empty").mkdir(exist_ok=True)
-    with pytest.raises(ValueError, match="there are no images in .*empty"):
+    with pytest.raises(ValueError, match="no images in .*empty"):
         search(run_copy, digit_folder.parent / "empty")
 
 
@@ -386,9 +384,9 @@ def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
 
 def test_what_is_found_is_written_as_csv_or_json_alone(run_copy: Path, digit_folder: Path, lam: Lam) -> None:
     said = lam("search", run_copy, digit_folder, "-o", run_copy / "found.txt", code=1).err
-    assert "the result of a search can be written as .csv or .json, got" in said
+    assert ".csv or .json, got" in said
     said = lam("search", run_copy, digit_folder, "-o", run_copy / "no" / "found.csv", code=1).err
-    assert "there is no folder" in said
+    assert "is no folder" in said
 
 
 @pytest.mark.long

@@ -53,7 +53,7 @@ def test_a_file_that_extends_it_may_name_the_network(tmp_path: Path) -> None:
     assert (load_config(mine).network.name, load_config(mine).margin) == ("efficientnet_lite0", 0.6)
     assert load_config([str(mine)], ["--network.name=resnet18"]).training.loss == "contrastive"
     mine.write_text("data: {name: folder}\nnetworks: [efficientnet_lite0]\n")
-    with pytest.raises(ValueError, match="networks must hold a section of settings for each network, got"):
+    with pytest.raises(ValueError, match="networks.*section of settings"):
         load_config(mine)
 
 

@@ -132,7 +132,7 @@ def test_the_folder_of_a_run_executes_nothing(own_run: tuple[Path, Path], tmp_pa
         for command in (["search", run, plugin], ["calibrate", run], ["serve", run, "--port", 0]):
             ended = lam(*command, cwd=run)
             assert ended.returncode == 1
-            assert "network must be one of convnet8" in ended.stderr
+            assert "one of convnet8" in ended.stderr
             assert "--plugin" in ended.stderr
         assert not list(run.glob("*.executed"))
     finally:
@@ -187,13 +187,13 @@ def test_a_broken_entry_point_does_not_stop_the_others(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("absent.py", None, r"there is no file .*absent\.py"),
-        ("my_notes.txt", "", "a plugin must be a Python file"),
-        ("my-network.py", "", "with the name of a module"),
-        ("json.py", "", "the name of another module, json: rename"),
-        ("my_wrong.py", "import lam\n\nlam.nothing()\n", r"my_wrong\.py fails in line 3: AttributeError"),
+        ("absent.py", None, r"no file.*absent\.py"),
+        ("my_notes.txt", "", "plugin.*Python file"),
+        ("my-network.py", "", "with the name"),
+        ("json.py", "", "another module, json"),
+        ("my_wrong.py", "import lam\n\nlam.nothing()\n", r"my_wrong\.py.*line 3: AttributeError"),
         ("my_syntax.py", "def\n", "fails: SyntaxError"),
-        ("my_exit.py", "raise SystemExit(0)\n", "fails in line 1: SystemExit"),
+        ("my_exit.py", "raise SystemExit(0)\n", "fails.*line 1: SystemExit"),
     ],
 )
 def test_a_wrong_file_is_refused_and_leaves_nothing(name: str, code: str | None, message: str, tmp_path: Path) -> None:

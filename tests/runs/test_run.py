@@ -124,9 +124,7 @@ def test_a_finished_run_is_not_taken_for_that_of_other_data(
     whole = datasets.load("digits")
     fewer = replace(whole, train=whole.train.subset(torch.arange(800)))
     monkeypatch.setattr("lam.runs.data.datasets.load", lambda *_, **__: fewer)
-    with pytest.raises(
-        ValueError, match=r"the data changed since the run in .* began \(train\): give another --output"
-    ):
+    with pytest.raises(ValueError, match=r"data changed.*\(train\): .*--output"):
         run(config, progress=False)
 
     def gone(*_: object, **__: object) -> None:
@@ -137,13 +135,13 @@ def test_a_finished_run_is_not_taken_for_that_of_other_data(
 
 
 def test_a_folder_keeps_its_settings(finished_run: FinishedRun) -> None:
-    with pytest.raises(ValueError, match=r"other settings \(margin was 0.7, is 0.5; seed was 0, is 3\): give another"):
+    with pytest.raises(ValueError, match=r"\(margin was 0.7, is 0.5; seed was 0, is 3\)"):
         run(tiny(finished_run.folder, "--margin=0.5", "--seed=3"), progress=False)
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="holds files that are not a run of lam: give another --output"):
+    with pytest.raises(ValueError, match="run of lam: .*--output"):
         run(tiny(tmp_path), progress=False)
     with pytest.raises(ValueError, match="thesis.tex is a file: give another --output"):
         run(tiny(tmp_path / "thesis.tex"), progress=False)
@@ -160,7 +158,7 @@ def test_a_start_that_died_at_once_does_not_block_the_next(tmp_path: Path, finis
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, run_copy: Path, digit_folder: Path) -> None:
     (tmp_path / "held").mkdir()
-    with locked(tmp_path / "held"), pytest.raises(ValueError, match="held is in use"):
+    with locked(tmp_path / "held"), pytest.raises(ValueError, match="held.*use"):
         run(tiny(tmp_path / "held"), progress=False)
     with locked(run_copy), pytest.raises(ValueError, match="is in use"):
         index_images(run_copy, digit_folder, progress=False)
@@ -198,19 +196,19 @@ def test_a_damaged_file_is_named_and_not_read(damage: str, run_copy: Path, digit
 
 def test_a_finished_run_is_checked_when_started_again(run_copy: Path) -> None:
     (run_copy / "metrics.json").write_text("{}")
-    with pytest.raises(CorruptFileError, match="metrics.json is truncated or altered"):
+    with pytest.raises(CorruptFileError, match="metrics.json.*truncated"):
         run(load_config(run_copy), progress=False)
     (run_copy / "MANIFEST.json").unlink()  # as the error advises
     assert run(load_config(run_copy), progress=False).report.is_file()
     (run_copy / "config.yaml").write_text("data: {")
-    with pytest.raises(CorruptFileError, match="config.yaml is not valid YAML"):
+    with pytest.raises(CorruptFileError, match="config.yaml.*valid YAML"):
         run(tiny(run_copy), progress=False)
 
 
 @pytest.mark.long
 def test_an_unfinished_run_is_refused_and_can_be_continued(run_copy: Path, finished_run: FinishedRun) -> None:
     (run_copy / "MANIFEST.json").unlink()
-    with pytest.raises(ValueError, match="has not finished: `lam run .*` continues it"):
+    with pytest.raises(ValueError, match="not finished: `lam run "):
         _ = Run(run_copy).encoder
     result = run(load_config(run_copy), progress=False)
     assert measured(result.folder) == measured(finished_run.folder)
@@ -218,14 +216,14 @@ def test_an_unfinished_run_is_refused_and_can_be_continued(run_copy: Path, finis
 
 
 def test_the_folder_above_a_run_names_it(run_copy: Path) -> None:
-    with pytest.raises(ValueError, match=f"{run_copy.parent} is not a run of lam; did you mean {run_copy}\\?"):
+    with pytest.raises(ValueError, match=rf"{run_copy.parent} .*run of lam; .*{run_copy}\?"):
         _ = Run(run_copy.parent).encoder
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a run of lam: `lam run CONFIG` or `lam demo` makes one"):
+    with pytest.raises(ValueError, match="run of lam: `lam run CONFIG` or `lam demo`"):
         _ = Run(tmp_path).encoder
-    with pytest.raises(ValueError, match="there is no folder .*missing"):
+    with pytest.raises(ValueError, match="no folder.*missing"):
         _ = Run(tmp_path / "missing").encoder
 
 
@@ -313,7 +311,7 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
         content = [path.read_bytes() for path in names]
         for path, other in zip(names, content[1:] + content[:1], strict=True):
             path.write_bytes(other)
-    with pytest.raises(ValueError, match=r"the data changed since the run .* began \(train"):
+    with pytest.raises(ValueError, match=r"data changed.*\(train"):
         run(config, progress=False)
     assert not (tmp_path / "run" / "metrics.json").exists()
 
@@ -321,23 +319,20 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--data.limit=4"], "the train split must have at least 5 images, got 4: give more data"),
-        (["--network.name=convnet28"], r"convnet28 does not take inputs of shape \(1, 8, 8\) .*: choose another"),
-        (
-            ["--network.name=timm:test_vit"],
-            r"does not take inputs of shape \(1, 8, 8\) \(Input height .*: choose another",
-        ),
-        (["--network.options={width: 3}"], "convnet8 does not take these options .*--network.options={}"),
+        (["--data.limit=4"], "train split.*5 images, got 4"),
+        (["--network.name=convnet28"], r"convnet28.*\(1, 8, 8\) .*: choose"),
+        (["--network.name=timm:test_vit"], r"\(1, 8, 8\) \(Input height.*: choose"),
+        (["--network.options={width: 3}"], "convnet8.*--network.options={}"),
         (["--data.ood=[{name: digits_patches}, {name: digits_patches}]"], "2 sets called digits_patches: give each"),
-        (["--method.head=body"], "head 'body' is not a linear layer of the network"),
+        (["--method.head=body"], "head 'body'.*linear layer"),
         (["--method.structure=full", "--method.max_memory=10"], "takes 37,896,336 bytes, more than max_memory, 10"),
-        (["--method.curvature=supcon"], "SupConCurvature needs a temperature"),
+        (["--method.curvature=supcon"], "SupConCurvature needs.*temperature"),
         (["--training.precision=16-mixed", "--accelerator=cpu"], "take bf16-mixed"),
-        (["--training.temperature=-1"], "training.temperature must be positive and finite, got -1"),
+        (["--training.temperature=-1"], "training.temperature.*-1"),
         (["--training.per_class=2", "--training.batch_size=64"], "= 32 classes, .* got 8:"),
-        (["--method.name=mc_dropout", "--network.options={}"], "needs a network with dropout .*options.dropout=0.05"),
-        (["--method.name=knn_distance", "--method.k=61", "--data.limit=60"], "at least k = 61 items, got 60"),
-        (["--ambiguity.learn=true", "--data.limit=16"], "at least 20 items with a match, got 16"),
+        (["--method.name=mc_dropout", "--network.options={}"], "dropout .*options.dropout=0.05"),
+        (["--method.name=knn_distance", "--method.k=61", "--data.limit=60"], "k = 61.*60"),
+        (["--ambiguity.learn=true", "--data.limit=16"], "20 items.*match, got 16"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -348,7 +343,7 @@ def test_what_cannot_work_is_refused_before_any_work(overrides: list[str], messa
 
 def test_a_run_without_faiss_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ValueError, match=r"FAISS cannot be imported .*: pip install 'lam-retrieval\[cpu\]'"):
+    with pytest.raises(ValueError, match=r"FAISS.*'lam-retrieval\[cpu\]'"):
         run(tiny(tmp_path / "run"), progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -48,7 +48,7 @@ def test_a_checkpoint_is_never_executed(tmp_path: Path, monkeypatch: pytest.Monk
     touched = tmp_path / "touched"
     monkeypatch.setenv("LAM_TEST_TOUCHED", str(touched))
     torch.save({"state_dict": Hostile()}, tmp_path / "hostile.pth")
-    with pytest.raises(ValueError, match="hostile.pth holds no plain weights .*: save them with torch.save"):
+    with pytest.raises(ValueError, match="hostile.pth.*plain weights .*torch.save"):
         run(tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'hostile.pth'}"), progress=False)
     assert not touched.exists()
     assert not (tmp_path / "run").exists()
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_never_executed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_missing_checkpoint_is_refused_before_data_are_read(tmp_path: Path) -> None:
     config = tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'missing.pth'}", "--data.root=no_data")
-    with pytest.raises(ValueError, match="missing.pth does not exist"):
+    with pytest.raises(ValueError, match="missing.pth.*not exist"):
         run(config, progress=False)
 
 
@@ -65,17 +65,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_any_work(tmp_path: Pat
     torch.save(models.build("convnet8", dimension=4).state_dict(), tmp_path / "wide.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     (tmp_path / "noise.safetensors").write_bytes(bytes(range(100)))
-    message = r"wide.pth: .*head.weight is \(3, 512\) in the network, \(4, 512\) in the file"
+    message = r"wide.pth: .*head.weight.*\(3, 512\).*\(4, 512\)"
     with pytest.raises(ValueError, match=message):
         run(tiny(tmp_path / "run", f"--checkpoint={tmp_path / 'wide.pth'}"), progress=False)
     assert not (tmp_path / "run").exists()
     write_tensors(tmp_path / "tensors.safetensors", {"last/network/head.weight": torch.zeros(2)})
     for name, message in (
         ("list.pth", "list.pth holds no state_dict of tensors"),
-        ("noise.safetensors", "noise.safetensors holds no plain weights"),
-        ("missing.pth", "missing.pth does not exist"),
-        ("", "is a folder: give a file of weights, such as RUN/encoder"),
-        ("tensors.safetensors", "from an unfinished training: .*`lam run`"),
+        ("noise.safetensors", "noise.safetensors.*plain weights"),
+        ("missing.pth", "missing.pth.*not exist"),
+        ("", "is a folder: .*RUN/encoder"),
+        ("tensors.safetensors", "unfinished training: .*`lam run`"),
     ):
         with pytest.raises(ValueError, match=message):
             load_weights(network, tmp_path / name)

@@ -53,7 +53,7 @@ def test_a_run_without_ood_set_and_on_changed_data(digit_folder: Path, tmp_path:
     assert "Out-of-distribution detection" not in page
     (images / "0" / "0.png").rename(images / "0" / "new.png")
     (result.folder / "MANIFEST.json").unlink()
-    with pytest.raises(ValueError, match=r"the data changed since the run .* began \(.*\): give another --output"):
+    with pytest.raises(ValueError, match=r"data changed.*\(.*\): .*--output"):
         run(config, progress=False)
 
 
@@ -65,11 +65,11 @@ def test_images_without_classes_are_learned_from_and_searched(digit_folder: Path
     for number, path in enumerate(sorted(digit_folder.rglob("*.png"))):
         shutil.copy(path, flat / f"{number}.png")
     config = folder_config(flat, tmp_path / "run", [])
-    with pytest.raises(ValueError, match="no two images of the train split share a label"):
+    with pytest.raises(ValueError, match="no two images.*train split"):
         run(config, progress=False)
     assert not (tmp_path / "run").exists()
     config = replace(config, method=Simclr(), training=TrainingConfig(epochs=2))
-    with pytest.warns(UserWarning, match="no two images .* share a label: .* `lam index RUN DIR` and"):
+    with pytest.warns(UserWarning, match="no two images.*label: .*`lam index RUN DIR`"):
         result = run(config, progress=False)
     assert (result.metrics["recall@1"], result.metrics["ausc"]) == (None, None)
     assert read_json(result.folder / "training.json")["network"]["best_epoch"] == 2
@@ -85,13 +85,13 @@ def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path,
     Image.new("RGB", (16, 16)).save(icon, "ICO")
     Image.new("F", (8, 8)).save(floating, "TIFF")
     for content, reason in (
-        (b"milk, bread", "is not an image; allowed formats: .*"),
-        (icon.getvalue(), "is not an image; allowed formats: .*"),
-        (whole[: len(whole) // 2], "cannot be read as an image: .*"),
-        (floating.getvalue(), ": cannot convert pixels of mode F .*"),
+        (b"milk, bread", "not an image; "),
+        (icon.getvalue(), "not an image; "),
+        (whole[: len(whole) // 2], "as an image: "),
+        (floating.getvalue(), "mode F"),
     ):
         bad.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"2/bad.png ?{reason}; replace or remove them"):
+        with pytest.raises(ValueError, match=f"2/bad.png.*{reason}"):
             run(folder_config(images, tmp_path / "run", []), progress=False)
         assert not (tmp_path / "run").exists()
 
@@ -102,7 +102,7 @@ def test_the_check_of_many_files_shows_how_far_it_is(
     monkeypatch.setattr("lam.gallery.embed.MANY_FILES", 10)
     monkeypatch.setattr("lam.runs.plan.Plan.start", lambda *_: pytest.fail("the files are read"))
     for progress in (True, False):
-        with pytest.raises(pytest.fail.Exception, match="the files are read"):
+        with pytest.raises(pytest.fail.Exception, match="files.*read"):
             run(folder_config(digit_folder, tmp_path / "run", []), progress=progress)
         assert ("checking: 100%" in capsys.readouterr().err) == progress
 
@@ -115,6 +115,6 @@ def test_a_split_in_which_nothing_can_be_found_is_refused(part: str, digit_folde
             (images / name / str(label)).mkdir(parents=True)
             for number in range(1 if name == part else 2):
                 shutil.copy(digit_folder / "0" / "0.png", images / name / str(label) / f"{number}.png")
-    with pytest.raises(ValueError, match=f"no two images of the {part} split share a label, .*: give more data"):
+    with pytest.raises(ValueError, match=f"no two images.*{part} split"):
         run(folder_config(images, tmp_path / "run", []), progress=False)
     assert not (tmp_path / "run").exists()

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,14 @@ def test_training_online_goes_on_after_a_stop(tmp_path: Path, lam: Lam):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--method.memory_factor=1.5", r"memory_factor must lie in (0, 1), got 1.5"),
+        ("--method.memory_factor=1.5", r"memory_factor.*\(0, 1\), got 1.5"),
         ("--method.update=sum", "method.update"),
-        ("--checkpoint=setup.cfg", "laplace_online cannot start from a trained network"),
+        ("--checkpoint=setup.cfg", "laplace_online.*trained network"),
     ],
 )
 def test_wrong_settings_are_one_line_before_any_work(option, message, tmp_path, lam):
     folder = tmp_path / "run"
     said = lam("run", *ONLINE.split(), "--quiet", f"--output={folder}", option, code=1).err
-    assert message in said
+    assert re.search(message, said)
     assert said.count("\n") == 1
     assert not folder.exists()

@@ -105,5 +105,5 @@ def test_a_damaged_sample_is_named(run_copy: Path, name: str) -> None:
     assert len(Run(run_copy).samples) == 4
     with (run_copy / "samples" / name).open("ab") as file:
         file.write(b" ")
-    with pytest.raises(CorruptFileError, match=rf"samples/{name} is truncated or altered"):
+    with pytest.raises(CorruptFileError, match=f"samples/{name}.*truncated"):
         _ = Run(run_copy).samples

@@ -132,12 +132,10 @@ def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is
 
     assert taken_over(20) == taken_over(20, "--ambiguity.learn=true") == start
     without = replace(start, kappa_head=None)
-    with pytest.warns(
-        UserWarning, match="κ head of checkpoint .*first is left out, .* items with a match, got 12: give"
-    ):
+    with pytest.warns(UserWarning, match="κ head of .*first.*match, got 12"):
         assert taken_over(12) == without
     assert taken_over(12, "--ambiguity.learn=false") == taken_over(20, "--ambiguity.learn=false") == without
-    with pytest.raises(ValueError, match="at least 20 items with a match, got 12"):
+    with pytest.raises(ValueError, match="20 items.*match, got 12"):
         taken_over(12, "--ambiguity.learn=true")
 
 
@@ -145,11 +143,8 @@ def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is
 @pytest.mark.usefixtures("unrendered")
 def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Path, tmp_path: Path) -> None:
     for settings, message in (
-        ([f"--checkpoint={first.parent}"], f"{first.parent} is not a run of lam; did you mean"),
-        (
-            [f"--checkpoint={first}", "--network.dimension=5"],
-            r"checkpoint .*mcinfonce: the network differs from the saved one.* --network.name=",
-        ),
+        ([f"--checkpoint={first.parent}"], f"{first.parent} .*run of lam; "),
+        ([f"--checkpoint={first}", "--network.dimension=5"], "checkpoint .*mcinfonce: .*differs.*--network.name="),
     ):
         with pytest.raises(ValueError, match=message):
             run(tiny(tmp_path / "run", *settings), progress=False)
@@ -164,5 +159,5 @@ def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Pat
 def test_a_run_of_several_networks_is_refused(tmp_path: Path) -> None:
     ensemble = made(tmp_path / "ensemble", "deep_ensemble", "--method.n_members=2")
     config = load_config("digits laplace_posthoc", [f"--checkpoint={ensemble}", f"--output={tmp_path / 'run'}"])
-    with pytest.raises(ValueError, match="deep_ensemble,? with several networks"):
+    with pytest.raises(ValueError, match="deep_ensemble,? .*several networks"):
         run(config, progress=False)

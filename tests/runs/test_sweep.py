@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -56,12 +57,12 @@ class TestSeeds:
         assert list(seeds_of(config, 3)) == [0, 4, 8]
 
     def test_must_be_some(self) -> None:
-        with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+        with pytest.raises(ValueError, match="seeds.*1.*0"):
             seeds_of(load_config(NORM), 0)
 
     @pytest.mark.parametrize("seeds", [[], [1, 1]])
     def test_must_differ(self, seeds: list[int], tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"seeds must be .*, got \["):
+        with pytest.raises(ValueError, match=r"seeds.*\["):
             sweep(tiny(tmp_path), seeds)
 
 
@@ -107,7 +108,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, float | Non
 
 def test_a_sweep_that_fails_leaves_what_it_had(tmp_path: Path, measured: dict[int, dict[str, float | None]]) -> None:
     measured |= {0: {"map@1": 0.5}, 1: {"map@1": None}}
-    with pytest.raises(ValueError, match="the loss is not finite"):
+    with pytest.raises(ValueError, match="loss.*finite"):
         sweep(tiny(tmp_path / "sweep"), [0, 1, 2])
     found = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert found["undefined"] == {"map@1": [1]}
@@ -128,7 +129,7 @@ def test_the_command_says_what_is_undefined(
 
 def test_it_does_not_mix_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").write_text("margin: 0.7\n")
-    with pytest.raises(ValueError, match="holds a run, not a sweep: give another --output"):
+    with pytest.raises(ValueError, match="not a sweep: .*--output"):
         sweep(tiny(tmp_path), [0])
     folders: list[Path] = []
     monkeypatch.chdir(tmp_path)
@@ -140,10 +141,10 @@ def test_it_does_not_mix_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_short_forms_set_the_data(tmp_path: Path, lam: Lam) -> None:
     for arguments, message in (
-        (["run", *NORM.split(), "--limit", "0"], "data.limit must be at least 1, got 0"),
-        (["demo", "--limit=few"], "data.limit: Input should be a valid integer"),
-        (["demo", "--allow-missing"], "--allow-missing has no effect: the files of digits are not named in a list"),
-        (["run", "--allow-missing", *NORM.split(), "--limit", "9"], "--allow-missing has no effect"),
-        (["sweep", *NORM.split(), "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["run", *NORM.split(), "--limit", "0"], "data.limit.*1, got 0"),
+        (["demo", "--limit=few"], "data.limit: .*'few'"),
+        (["demo", "--allow-missing"], "--allow-missing.*digits"),
+        (["run", "--allow-missing", *NORM.split(), "--limit", "9"], "--allow-missing"),
+        (["sweep", *NORM.split(), "--seeds", "0"], "seeds.*1, got 0"),
     ):
-        assert message in lam(*arguments, code=1).err
+        assert re.search(message, lam(*arguments, code=1).err)

@@ -40,7 +40,7 @@ def test_json_has_a_limit_of_its_own(client: TestClient, shared_engine: Engine, 
     for size, status in ((most, (200, 201)), (most + 1, (413,))):
         response = client.post(path, content=body.ljust(size), headers={"content-type": kind})
         assert response.status_code in status
-    assert response.json()["error"] == f"the body is larger than {most} bytes without its images"
+    assert f"{most} bytes without" in response.json()["error"]
     assert response.json()["allowed"] == {"max_bytes": most}
 
 
@@ -81,7 +81,7 @@ def test_what_costs_more_than_it_weighs_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", LONG)
 def test_what_is_long_beside_its_images_is_refused(name: str) -> None:
-    with pytest.raises(Refusal, match="larger than 2000 bytes without its images") as refusal:
+    with pytest.raises(Refusal, match="2000 bytes without") as refusal:
         pair_of(LONG[name].encode(), LIMITS)
     assert (refusal.value.status, refusal.value.allowed) == (413, {"max_bytes": 2 * MOST})
 
@@ -98,7 +98,7 @@ def test_a_pair_of_large_images_passes_all_of_it(engine: Engine) -> None:
     body = json.dumps({"first": {"image": noise}, "second": {"image": noise}}).encode()
     assert len(body) > ServiceSettings().max_json
     response = client_of(engine).post("/v1/verify", content=body, headers=JSON)
-    assert refused(response, 415) == "the body is not an image of an allowed format"
+    assert "allowed format" in refused(response, 415)
     costly = ('{"first": ' + LISTS * 10 + "}").encode()
     assert "too many values" in refused(client_of(engine).post("/v1/verify", content=costly, headers=JSON), 413)
 
@@ -136,8 +136,8 @@ def test_a_batch_has_a_number_and_a_size() -> None:
     )
     assert [type(one).__name__ for one in found] == ["bytes", "Query", "str", "Refusal"]
     for bad in ({"queries": [IMAGE] * 5}, {"queries": []}, {"queries": {}}, {}, [], {"queries": [IMAGE], "more": 1}):
-        with pytest.raises(Refusal, match="a list of queries and nothing else") as refusal:
+        with pytest.raises(Refusal, match="list of queries") as refusal:
             queries_of(json.dumps(bad).encode(), LIMITS)
         assert (refusal.value.status, refusal.value.allowed) == (422, {"queries": "1 to 4"})
-    with pytest.raises(Refusal, match="larger than 3000 bytes without its images"):
+    with pytest.raises(Refusal, match="3000 bytes without"):
         queries_of(json.dumps({"queries": [{"text": "a" * 3000}, IMAGE]}).encode(), LIMITS)

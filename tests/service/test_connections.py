@@ -317,7 +317,7 @@ async def test_one_too_many_is_refused_where_all_are_at_work(served: Served) -> 
     assert time.monotonic() - begun < 0.5
     assert head.startswith("HTTP/1.1 503 ")
     assert "retry-after: 1\r\n" in head.lower()
-    assert json.loads(await more[0].read())["error"] == "too many connections are open"
+    assert "too many connections" in json.loads(await more[0].read())["error"]
     served.let.set()
     assert [await status(client) for client in clients] == [200, 200]
     later = await served.client(GET % b"/v1/x")
@@ -400,5 +400,5 @@ def test_as_many_files_may_be_open_as_the_process_may_have(monkeypatch: pytest.M
     assert _open_files() == 4096
     assert limits == [(4096, 4096)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: (500, 500))
-    with pytest.raises(ValueError, match="the process may open 500 files, at least 512 are needed: see `ulimit -n`"):
+    with pytest.raises(ValueError, match="500 files, .*512.*`ulimit -n`"):
         _open_files()

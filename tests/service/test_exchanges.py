@@ -236,10 +236,10 @@ def test_a_run_that_cannot_be_opened_leaves_the_old_one(served_run: Path, tmp_pa
         point(link, tmp_path / "none")
         status, answer = found.ask("POST", "/v1/reload")
         assert (status, found.ask("GET", "/v1/ready")[0]) == (409, 200)
-        assert "the run stays as it was: there is no folder" in answer["error"]
+        assert "is no folder" in answer["error"]
         found.process.send_signal(signal.SIGHUP)
         until(lambda: "stays as it was" in found.log.read_text(), seconds=10.0)
-        assert "current stays as it was: there is no folder" in found.log.read_text()
+        assert "current stays as it was: " in found.log.read_text()
         assert found.ask("GET", "/v1/ready")[0] == 200
         point(link, served_run)
         assert found.ask("POST", "/v1/reload")[1]["exchanged"] is False
@@ -256,10 +256,10 @@ def test_another_folder_in_the_place_of_the_served_one_is_opened(served_run: Pat
 
     async def exchanged() -> None:
         served_run.rename(tmp_path / "moved")
-        with pytest.raises(ValueError, match="there is no folder"):
+        with pytest.raises(ValueError, match="is no folder"):
             await runs.reload("first")
         other.rename(served_run)
-        with pytest.raises(Refusal, match="the served folder was moved from .* or replaced"):
+        with pytest.raises(Refusal, match="folder was moved.*replaced"):
             await runs.engines["first"].back_up()
         new = await runs.reload("first")
         assert new.gallery.store.get("mark") is not None

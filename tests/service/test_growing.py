@@ -114,7 +114,7 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, lam: Lam) -> N
 
 def test_a_gallery_without_any_label_cannot_be_calibrated_for(engine: Engine) -> None:
     engine.gallery.write([replace(item, label="") for item in stored(engine.gallery, limit=60)])
-    with pytest.raises(ValueError, match="all 60 stored items lack a label: give them labels"):
+    with pytest.raises(ValueError, match="60 stored items.*label"):
         calibrate_run(engine.run.folder, progress=False)
 
 
@@ -129,7 +129,7 @@ def test_what_is_served_is_searched_beside_it(engine: Engine, digit_folder: Path
 
 
 def test_no_index_is_written_beneath_a_service(engine: Engine, digit_folder: Path) -> None:
-    with pytest.raises(ValueError, match="gallery is in use"):
+    with pytest.raises(ValueError, match="gallery.*use"):
         index_images(engine.run.folder, digit_folder, progress=False)
     assert len(engine.run.gallery) == 60
 
@@ -156,7 +156,7 @@ def test_a_calibration_that_comes_during_a_search_is_of_the_next(
 
 def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(served_run: Path, lam: Lam) -> None:
     shutil.rmtree(served_run / GALLERY)
-    missing = "items.sqlite is missing or empty: restore it from a copy"
+    missing = "items.sqlite is missing or empty: "
     assert missing in lam("calibrate", served_run, *TARGETS, code=1).err
     for emptied in (False, True):  # added items would be lost without an error
         if emptied:
@@ -166,14 +166,14 @@ def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(served_run: Pat
         assert (served_run / GALLERY).exists() == emptied
     with open_store(served_run / GALLERY):
         pass
-    assert "holds no items: `lam index` fills it" in lam("calibrate", served_run, *TARGETS, code=1).err
+    assert "no items: `lam index`" in lam("calibrate", served_run, *TARGETS, code=1).err
 
 
 def test_items_that_were_lost_are_told(engine: Engine, lam: Lam) -> None:
     engine.gallery.close()
     (engine.run.folder / GALLERY / FILE).unlink()
-    assert "items.sqlite is missing or empty, but existed" in lam("calibrate", engine.run.folder, *TARGETS, code=1).err
-    assert "restore it from a copy, or delete" in lam("serve", engine.run.folder, "--port", "0", code=1).err
+    assert "items.sqlite is missing" in lam("calibrate", engine.run.folder, *TARGETS, code=1).err
+    assert ", or delete" in lam("serve", engine.run.folder, "--port", "0", code=1).err
 
 
 @pytest.mark.long

@@ -58,7 +58,7 @@ def test_other_formats_are_refused_and_nothing_is_leaked() -> None:
     for body in bodies:
         error = refusal(body)
         assert error.status == 415
-        assert error.error == "the body is not an image of an allowed format"
+        assert "allowed format" in error.error
         assert error.allowed == ["image/jpeg", "image/png", "image/webp"]
 
 

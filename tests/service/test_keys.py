@@ -54,7 +54,7 @@ def test_a_key_may_do_what_its_right_includes(engine: Engine, png: bytes) -> Non
     size = len(engine.gallery)
     for method, path in (("PUT", "/v1/items/new"), ("POST", "/v1/items"), ("DELETE", "/v1/items/new")):
         response = client.request(method, path, content=png, headers={**PNG, **header(READ)})
-        assert "the right 'read', and this request needs 'write'" in refused(response, 403)
+        assert "the right 'read'" in refused(response, 403)
         assert response.json()["allowed"] == ["write", "admin"]
     assert len(engine.gallery) == size
     assert client.put("/v1/items/new", content=png, headers={**PNG, **header(WRITE)}).status_code == 201
@@ -131,13 +131,13 @@ def test_no_key_of_a_file_outlives_its_last_line(
     [
         ("", "holds no key"),
         ("# none\n", "holds no key"),
-        (f"root {READ}", "line 1 must be RIGHT KEY"),
-        (READ, "line 1 must be RIGHT KEY"),
-        ("read", "line 1 must have only ASCII"),
-        ("\nread clé", "line 2 must have only ASCII"),
+        (f"root {READ}", "line 1.*RIGHT KEY"),
+        (READ, "line 1.*RIGHT KEY"),
+        ("read", "line 1.*ASCII"),
+        ("\nread clé", "line 2.*ASCII"),
         ("read a b", "no spaces"),
         (f"read {'k' * 4097}", "at most 4096"),
-        (f"read {READ}\nwrite {READ}", "line 2 repeats a key"),
+        (f"read {READ}\nwrite {READ}", "line 2 repeats"),
     ],
 )
 def test_a_file_of_keys_that_is_wrong_is_refused_without_showing_a_key(

@@ -167,7 +167,7 @@ def test_a_body_of_the_limit_passes_and_one_more_byte_does_not() -> None:
     assert answer([b"x" * 400, b"x" * 600]).body == b"1000"
     reply = answer([b"x" * 400, b"x" * 601])
     assert reply.status == 413
-    assert reply.error == "the body is larger than 1000 bytes"
+    assert "larger than 1000 bytes" in reply.error
     assert reply.ended == 1
 
 
@@ -190,7 +190,8 @@ def test_a_body_that_drips_is_refused_in_time() -> None:
         return reply, asyncio.get_running_loop().time() - started
 
     reply, seconds = asyncio.run(timed())
-    assert (reply.status, reply.error) == (408, "the body did not come within 0.2 s")
+    assert reply.status == 408
+    assert "within 0.2 s" in reply.error
     assert reply.read < 10
     assert seconds < 1
 
@@ -277,7 +278,7 @@ def test_every_answer_has_the_headers() -> None:
 def test_a_failure_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
     reply = answer(path="/fail")
     assert reply.status == 500
-    assert reply.error == "the service failed at this request; its log says why"
+    assert "its log" in reply.error
     assert "secret detail" in caplog.text
 
 

@@ -90,9 +90,9 @@ def test_one_that_is_kept_keeps_no_others_of_its_batch(served_run: Path) -> None
 
 def test_it_is_written_now_and_then_and_at_the_end_and_damage_is_named(served_run: Path) -> None:
     run = Run(served_run)
-    with pytest.raises(ValueError, match="no queries .* were kept: `lam serve --keep-queries 2000` keeps them"):
+    with pytest.raises(ValueError, match="no queries .*`lam serve --keep-queries 2000`"):
         live_queries(run)
-    with pytest.raises(ValueError, match="queries to keep must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="queries to keep.*1.*0"):
         LiveQueries(run, 0)
     live = _kept(run, 500, range(EVERY + 5))
     assert len(live_queries(run)[0]) == EVERY
@@ -116,15 +116,15 @@ def test_where_they_cannot_be_written_the_search_goes_on(
     monkeypatch.setattr("lam.utils.files.write_generation", full)
     with opened(served_run, ServiceSettings(keep_queries=5)) as (client, _):
         assert client.post("/v1/search", content=png, headers=PNG).status_code == 200
-        assert "the live queries are not kept: [Errno 28] No space left on device" in caplog.text
-    assert caplog.text.count("the live queries are not kept") == 2
+        assert "not kept: [Errno 28] " in caplog.text
+    assert caplog.text.count("queries are not kept") == 2
 
 
 def test_they_are_not_written_where_another_folder_is_now(served_run: Path) -> None:
     live = LiveQueries(Run(served_run), 5)
     live.add(*_query(0))
     served_run.rename(served_run.with_name("moved"))
-    with pytest.raises(FileNotFoundError, match="the run's folder was moved from"):
+    with pytest.raises(FileNotFoundError, match="run's folder.*moved"):
         live.write()
     assert not served_run.exists()
 
@@ -139,5 +139,5 @@ def test_a_failed_write_is_not_tried_again_at_each_query(served_run: Path, monke
 
 @pytest.mark.parametrize("what", [{"settings": ServiceSettings(keep_queries=5)}, {"drop_corrupt": True}])
 def test_a_replica_refuses_what_it_cannot_write(run_copy: Path, what: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a replica writes nothing"):
+    with pytest.raises(ValueError, match="replica writes nothing"):
         Engine(run_copy, replica=True, **what)

@@ -94,13 +94,13 @@ def test_items_come_are_found_and_go(asked: Client, png: bytes, tmp_path: Path) 
     with pytest.raises(ServiceError, match="nothing was stored: items 1 of 2"):
         asked.add_batch([png, b"no picture"])
     assert asked.judge(answer, label=answer.hits[0].label) in ("holds", "in doubt", "broken")
-    with pytest.raises(ServiceError, match="409: this answer was judged before"):
+    with pytest.raises(ServiceError, match="409: .*judged before"):
         asked.judge(answer, label="")
 
 
 @pytest.mark.long
 def test_a_refusal_is_one_exception(asked: Client, png: bytes) -> None:
-    with pytest.raises(ServiceError, match="404: there is no item") as refusal:
+    with pytest.raises(ServiceError, match="404: .*no item") as refusal:
         asked.get("none")
     assert refusal.value.request_id
     with pytest.raises(ServiceError, match="422: k.*allowed.*100") as refusal:
@@ -120,7 +120,7 @@ def test_a_key_is_read_from_a_file_with_its_line_break() -> None:
 
 @pytest.mark.parametrize("key", ["\n", "my secret", "секрет"])
 def test_a_key_that_no_header_holds_is_refused_and_not_shown(key: str) -> None:
-    with pytest.raises(ValueError, match="a key must have only ASCII") as refused:
+    with pytest.raises(ValueError, match="key.*ASCII") as refused:
         Client("http://127.0.0.1:1", key=key)
     assert key not in str(refused.value)
 
@@ -132,22 +132,22 @@ def test_a_key_that_no_header_holds_is_refused_and_not_shown(key: str) -> None:
 def test_an_id_never_leads_to_another_item(id: Any, error: type[Exception]) -> None:
     client, requests = answering()
     for ask in (client.get, client.delete, client.patch):
-        with pytest.raises(error, match=r"an id has no part|an id must be a text, got int: give str"):
+        with pytest.raises(error, match="id has no part|id must.*int: .*str"):
             ask(id)
     assert not requests
 
 
 def test_a_refusal_says_what_is_allowed() -> None:
     client, _ = answering(httpx.Response(422, json={"error": "embedding has length 2", "allowed": "a unit vector"}))
-    with pytest.raises(ServiceError, match="^422: embedding has length 2, allowed: a unit vector$"):
+    with pytest.raises(ServiceError, match="^422: embedding.*2, allowed: a unit vector$"):
         client.embed("text")
 
 
 def test_one_text_is_no_batch() -> None:
     client, requests = answering()
-    with pytest.raises(TypeError, match=r"queries must be a list, got a text: give \[text\]"):
+    with pytest.raises(TypeError, match=r"queries must.*\[text\]"):
         client.search_batch("hello")
-    with pytest.raises(TypeError, match=r"contents must be a list, got a text: give \[text\]"):
+    with pytest.raises(TypeError, match=r"contents must.*\[text\]"):
         client.add_batch("hello")
     assert not requests
 
@@ -207,7 +207,7 @@ def test_queries_are_sent_by_their_kind(png: bytes) -> None:
     ]  # fmt: skip
     assert all(request.url.query == b"k=10" for request in requests)
     for query, kind in (([1.0, 0.0], "list"), (None, "NoneType")):
-        with pytest.raises(TypeError, match=f"a query must be .*, got {kind}"):
+        with pytest.raises(TypeError, match=f"a query must.*{kind}"):
             answering()[0].search(query)  # pyright: ignore[reportArgumentType]
 
 
@@ -240,10 +240,10 @@ def test_texts_are_sent_as_utf_8_with_lone_surrogates_replaced() -> None:
 @pytest.mark.usefixtures("as_in_production")
 def test_values_that_json_cannot_hold_are_named() -> None:
     client, requests = answering()
-    with pytest.raises(TypeError, match=r"metadata and filters hold .*, got date: give str\(value\)"):
+    with pytest.raises(TypeError, match=r"metadata and filters.*date: .*str\(value\)"):
         client.add("text", metadata={"day": date(2024, 1, 5)})
     label: Any = float("nan")
-    with pytest.raises(TypeError, match=r"a label must be a text, got float: give str\(value\)"):
+    with pytest.raises(TypeError, match=r"label must.*float: .*str\(value\)"):
         client.add("text", label=label)
     assert not requests
 

@@ -65,7 +65,7 @@ def test_an_item_is_searched_by_and_left_out(shared_engine: Engine, client: Test
     assert answer["doubt"] is None
     (first,) = client.get(f"/v1/items/{item.id}/search?k=1").json()["hits"]
     assert first["id"] == answer["hits"][0]["id"]
-    assert refused(client.get("/v1/items/nobody/search"), 404) == "there is no item of this id"
+    assert "of this id" in refused(client.get("/v1/items/nobody/search"), 404)
     refused(client.get(f"/v1/items/{item.id}/search?k=0"), 422)
 
 
@@ -130,7 +130,7 @@ def test_a_run_without_calibration_gives_hits_and_no_decision(run_copy: Path, pn
         assert len(answer["hits"]) == 2
         refused(client.get("/v1/calibration"), 404)
         said = refused(client.post("/v1/items?uncertain=refuse", content=png, headers=PNG), 409)
-        assert said == "the run is not calibrated: nothing says which images are uncertain"
+        assert "not calibrated" in said
         assert client.post("/v1/items", content=png, headers=PNG).json()["uncertain"] is None
 
 

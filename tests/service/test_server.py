@@ -72,7 +72,7 @@ def test_slow_clients_are_closed_in_time(shared: Served) -> None:
         assert seconds - 0.2 < taken < seconds + 10, name
         if seconds == BODY:
             assert said.startswith(b"HTTP/1.1 408"), name
-            assert b"the body did not come within 1.5 s" in said
+            assert b"within 1.5 s" in said
 
 
 def good_traffic(found: Served, png: bytes, requests: int) -> float:
@@ -226,7 +226,7 @@ def test_without_a_key_only_this_machine_is_served(
 ) -> None:
     monkeypatch.delenv("LAM_API_KEY", raising=False)
     said = lam("serve", calibrated_run, "--host", "0.0.0.0", code=1).err
-    assert "a host other than this machine needs a key, got host '0.0.0.0'" in said
+    assert "needs a key, got host '0.0.0.0'" in said
     wrong = {" ": "is empty", "a b": "no spaces", "clé": "ASCII", "a\nb": "no spaces", "k" * 4097: "at most 4096"}
     for key, message in wrong.items():
         monkeypatch.setenv("LAM_API_KEY", key)
@@ -256,17 +256,17 @@ def test_a_key_may_end_with_a_line_break(served_run: Path) -> None:
 def test_what_cannot_be_served_is_told(
     served_run: Path, tmp_path: Path, lam: Lam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no folder" in lam("serve", tmp_path / "nothing", "--port", "0", code=1).err
-    assert "port must be from 0 to 65535, got 70000" in lam("serve", served_run, "--port", "70000", code=1).err
+    assert "is no folder" in lam("serve", tmp_path / "nothing", "--port", "0", code=1).err
+    assert "0 to 65535, got 70000" in lam("serve", served_run, "--port", "70000", code=1).err
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"cannot serve at 127.0.0.1, port {port}" in lam("serve", served_run, "--port", port, code=1).err
+        assert f"127.0.0.1, port {port}" in lam("serve", served_run, "--port", port, code=1).err
     (posterior,) = (served_run / "encoder").glob("*/posterior.safetensors")
     content = bytearray(posterior.read_bytes())
     content[-3] ^= 1
     posterior.write_bytes(content)
     said = lam("serve", served_run, "--port", "0", code=1).err
-    assert "posterior.safetensors is truncated or altered" in said
+    assert "posterior.safetensors is truncated" in said
     monkeypatch.setitem(sys.modules, "lam.service.server", None)
     assert "pip install 'lam-retrieval[serve]'" in lam("serve", served_run, code=1).err
 
@@ -276,18 +276,18 @@ def test_pictures_and_reports_that_were_altered_stop_nothing(served_run: Path) -
         file.write_bytes(b"altered")
     Engine(served_run).close()
     (served_run / "config.yaml").write_bytes(b"altered: true")
-    with pytest.raises(CorruptFileError, match=r"config.yaml is truncated or altered"):
+    with pytest.raises(CorruptFileError, match="config.yaml.*truncated"):
         Engine(served_run)
 
 
 def test_a_database_that_another_process_locks_stops_the_start(served_run: Path, lam: Lam) -> None:
     with locked(served_run / GALLERY, *WHOLE):
         said = lam("serve", served_run, "--port", "0", code=1).err
-    assert "items.sqlite is locked by another process: end that" in said
+    assert "items.sqlite is locked" in said
 
 
 def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, lam: Lam) -> None:
     with contextlib.closing(ItemStore(served_run / GALLERY / FILE)) as store:
         store.write([Item("mine", b"\0" * 12, 1.0)])
         store._writer.execute("UPDATE items SET label = 'x' WHERE id = 'mine'")
-    assert "items.sqlite: rows mine are altered" in lam("serve", served_run, "--port", "0", code=1).err
+    assert "items.sqlite: rows mine" in lam("serve", served_run, "--port", "0", code=1).err

@@ -31,7 +31,7 @@ def client(engine: Engine) -> TestClient:
 @pytest.mark.parametrize("address", ["/v1/search", "/v1/items"])
 def test_a_body_that_names_no_query_is_told_of_all_kinds(client: TestClient, address: str) -> None:
     response = client.post(address, json={"query": "where is my card?"})
-    assert refused(response, 422) == "the body names neither an image, a text nor an embedding"
+    assert "an image, a text nor" in refused(response, 422)
     assert {"image", "text", "embedding", "kappa"} <= response.json()["allowed"].keys()
 
 
@@ -82,7 +82,7 @@ def test_what_is_uncertain_is_a_text(engine: Engine, client: TestClient) -> None
     for answer, kappa in zip(answers, kappas, strict=True):
         assert (answer.status_code == 422) == (kappa < flag)
         if kappa < flag:
-            assert refused(answer, 422).startswith("the text is uncertain: its κ of")
+            assert refused(answer, 422).startswith("the text is uncertain: ")
 
 
 def test_of_an_answer_that_is_searched_by_nothing_is_decided(client: TestClient) -> None:
@@ -117,7 +117,7 @@ def test_a_text_that_is_too_long_is_cut_and_that_is_said(client: TestClient, pat
 
 
 BAD = {
-    "blank": ({"text": " \n\0"}, "the text is empty: give at least one character other than a space"),
+    "blank": ({"text": " \n\0"}, "the text is empty"),
     "empty": ({"text": ""}, "text: String should have at least 1 character"),
     "number": ({"text": 3}, "text: Input should be a valid string"),
     "both": ({"text": "a", "embedding": [1.0], "kappa": 3.0}, "Extra inputs are not permitted"),
@@ -139,11 +139,11 @@ def test_what_a_text_may_cost_is_the_same_everywhere(client: TestClient) -> None
     most = client.get("/v1/model").json()["limits"]["max_json_bytes"]
     long = {"text": most * "a"}
     for path in ("/v1/search", "/v1/items"):
-        assert f"the body is larger than {most} bytes" in refused(client.post(path, json=long), 413)
+        assert f"larger than {most} bytes" in refused(client.post(path, json=long), 413)
     pair = {"first": long, "second": {"text": "a"}}
     assert client.post("/v1/verify", json=pair).status_code == 200
     pair = {"first": {"text": "a"}, "second": {"text": (most + 1) * "a"}}
-    assert refused(client.post("/v1/verify", json=pair), 413) == f"the text of second has {most + 1} characters"
+    assert f"second has {most + 1} characters" in refused(client.post("/v1/verify", json=pair), 413)
 
 
 def test_metadata_leave_room_for_the_text(client: TestClient) -> None:
@@ -155,9 +155,9 @@ def test_metadata_leave_room_for_the_text(client: TestClient) -> None:
 
 def test_a_run_on_texts_takes_no_images(client: TestClient) -> None:
     for path in ("/v1/search", "/v1/items"):
-        assert refused(client.post(path, content=b"x", headers=PNG), 422) == "this run takes no images"
+        assert "takes no images" in refused(client.post(path, content=b"x", headers=PNG), 422)
     pair = json.dumps({"first": {"image": "eA=="}, "second": {"text": "a"}})
-    assert refused(client.post("/v1/verify", content=pair, headers=JSON), 422) == "this run takes no images"
+    assert "takes no images" in refused(client.post("/v1/verify", content=pair, headers=JSON), 422)
 
 
 @pytest.mark.long

@@ -93,7 +93,7 @@ def test_the_work_before_a_request_is_bounded_at_all_workers_together(make: Make
     require_room([second], 0.0)
     require_room([first], 0.25)  # two jobs of a tenth of a second
     require_room([first, second], 0.45)  # they then wait for the second worker, too
-    with pytest.raises(Refusal, match="2 requests with 0.4 s of work") as refused:
+    with pytest.raises(Refusal, match="2 requests.*0.4 s of") as refused:
         require_room([first, second], 0.35)
     assert refused.value.status == 503
     held.set()
@@ -114,7 +114,7 @@ def test_a_request_is_taken_where_none_waits_however_long_one_takes(make: Make) 
     assert begun.wait(5)
     require_room([worker], 1.0)
     second = worker.submit(1)
-    with pytest.raises(Refusal, match="2 requests with 200.0 s of work"):
+    with pytest.raises(Refusal, match="2 requests.*200.0 s of"):
         require_room([worker], 1.0)
     release.set()
     assert [first.result(5), second.result(5)] == [0, 1]
@@ -158,7 +158,7 @@ def dies_and_comes_back(make: Make, times: int) -> None:
     for number in range(times):
         with pytest.raises(Refusal, match="died"):
             worker.submit("die").result(5)
-        assert worker.complaint == "the test worker is being restarted"
+        assert "test worker" in worker.complaint
         assert worker.submit("live").result(5) == "live"
         assert worker.complaint is None
         assert worker.restarts == number + 1
@@ -166,7 +166,7 @@ def dies_and_comes_back(make: Make, times: int) -> None:
 
 def test_a_worker_that_dies_is_replaced(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     dies_and_comes_back(make, 3)
-    assert "died and is restarted" in caplog.text
+    assert "is restarted" in caplog.text
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lam.datasets.base import Dataset, Items, stratified_split
 from lam.utils.checks import check_share, first_of
@@ -97,8 +98,8 @@ def carve_missing(
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
     The draw is stratified by class; `validation` and `test` are fractions of `train`. If small classes would leave too
-    many items without a match, the drawn splits get whole classes instead, as is usual for faces and products. If
-    classes are too few for this, the drawn splits get pairs of items of one class. A `Note` reports either exception.
+    many items without a match, the drawn splits get pairs of items of one class instead, and two items of each class
+    stay in `train`. If the classes are too small, the drawn splits get whole classes. A `Note` says so.
     Questions match only answers: with `by_class=False`, there is no exception. Errors name the `source`.
     """
     dataset = parts["train"]
@@ -118,19 +119,19 @@ def _carve_matched(
 ) -> tuple[Items, ...] | None:
     """For each share, a subset in which items have matches; last, the rest. None if there are too few items."""
     classes, counts = dataset.labels.unique(return_counts=True)
-    classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
-    n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
+    n_classes = [max(2, fraction_of(int((counts > 1).sum()), share, name=part)) for part, share in shares.items()]
     sizes = [max(3, fraction_of(len(dataset), share, name=part)) for part, share in shares.items()]
-    if sum(n_classes) + 2 <= len(classes):
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(dataset), generator=generator)
+    how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
+    if (held_out := _draw_pairs(dataset.labels, order, sizes, keep=2)) is not None:
+        pass
+    elif sum(n_classes) + 2 <= (counts > 1).sum():
+        classes = classes[counts > 1]
         drawn = classes[torch.randperm(len(classes), generator=generator)][: sum(n_classes)].split(n_classes)
         held_out = [torch.isin(dataset.labels, of_part).nonzero().flatten() for of_part in drawn]
         how = f"of the {len(classes)} classes with two or more, {_by_part(shares, n_classes)} are held out as a whole"
-    elif len(classes) > 1 and sum(sizes) + _LEAST_TRAINED_ON <= len(dataset):
-        order = torch.randperm(len(dataset), generator=generator)
-        left = {label: order[dataset.labels[order] == label].tolist() for label in dataset.labels.unique().tolist()}
-        held_out = [torch.tensor(_draw_pairs(left, size)).sort().values for size in sizes]
-        how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
-    else:
+    elif (held_out := _draw_pairs(dataset.labels, order, sizes, keep=0)) is None:
         return None
     note = f"{source} has few items in a class ({int(counts.median())}): {how}, so that their items have matches"
     warnings.warn(note, Note, stacklevel=4)
@@ -143,15 +144,22 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
     return " and ".join(f"{number} for {part}" for part, number in zip(parts, numbers, strict=True))
 
 
-def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove and return `size` positions: two per turn, from the largest class that the last turn did not use."""
-    drawn, last = list[int](), None
-    while len(drawn) < size:
-        last = max((label for label in left if label != last), key=lambda label: len(left[label]))
-        count = min(2, size - len(drawn))
-        drawn += left[last][:count]
-        left[last] = left[last][count:]
-    return drawn
+def _draw_pairs(labels: Tensor, order: Tensor, sizes: list[int], *, keep: int) -> list[Tensor] | None:
+    """Positions of items of each part, drawn in pairs of one class; None if there are too few items.
+
+    In each round, every class with two items more than `keep` gives a pair. Classes come in the `order` of their first
+    item, so larger classes tend to come first.
+    """
+    left = dict[int, list[int]]()
+    for position, label in zip(order.tolist(), labels[order].tolist(), strict=True):
+        left.setdefault(label, []).append(position)
+    drawn = list[int]()
+    while len(drawn) < sum(sizes):
+        givers = [items for items in left.values() if len(items) >= keep + 2]
+        if len(left) < 2 or not givers or sum(sizes) + _LEAST_TRAINED_ON > len(order):
+            return None
+        drawn += [items.pop() for items in givers for _ in range(2)]
+    return [part.sort().values for part in torch.tensor(drawn[: sum(sizes)]).split(sizes)]
 
 
 def _share_matched(dataset: Dataset) -> float:

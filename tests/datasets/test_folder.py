@@ -199,8 +199,8 @@ def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
     assert sum(map(len, parts.parts().values())) == 20
 
 
-@pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 5, 2), (30, 4, 6), (40, 2, 8)])
-def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
+@pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 3, 2), (30, 3, 6), (40, 2, 8)])
+def test_classes_of_two_or_three_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
     said = rf"few items.*\({size}\).*{n_classes} classes.*{held_out} for test"
     with pytest.warns(Note, match=said):
@@ -211,13 +211,20 @@ def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: 
     assert all(len(part) == size * len(of_part[name]) for name, part in parts.parts().items())
 
 
-@pytest.mark.parametrize(("n_classes", "size"), [(2, 6), (3, 4), (4, 3), (5, 5)])
-def test_of_few_small_classes_pairs_are_held_out(tmp_path: Path, n_classes: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("n_classes", "size", "held_out", "kept"),
+    [(2, 6, 3, 2), (3, 4, 3, 2), (4, 3, 3, 1), (5, 5, 5, 3), (10, 5, 10, 3), (30, 4, 24, 2), (12, 6, 14, 2)],
+)
+def test_pairs_of_small_classes_are_held_out(
+    tmp_path: Path, n_classes: int, size: int, held_out: int, kept: int
+) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    with pytest.warns(Note, match=rf"few items.*\({size}\).*pairs of one class.*[35] for test"):
+    said = rf"few items.*\({size}\).*pairs of one class.*{held_out} for test and {held_out} for validation"
+    with pytest.warns(Note, match=said):
         parts = load("folder", root=tmp_path, preprocessing=SMALL).parts()
     counts = {name: part.labels.unique(return_counts=True)[1] for name, part in parts.items()}
     assert all(len(of_part) >= 2 and of_part.max() >= 2 for of_part in counts.values())
+    assert parts["train"].labels.bincount(minlength=n_classes).min() == kept
     files = [file for part in parts.values() for file in part.files]
     assert len(files) == len(set(files)) == n_classes * size
     with pytest.warns(Note):

@@ -435,26 +435,26 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_
     gray = torch.Generator().manual_seed(0)
     for number in range(12):
         (tmp_path / "people" / f"{number}").mkdir(parents=True)
-        for index in range(4):
+        for index in range(3):
             pixels = torch.randint(20 * number, 20 * number + 30, (8, 8), generator=gray, dtype=torch.uint8)
             Image.fromarray(pixels.numpy()).save(tmp_path / "people" / f"{number}" / f"{index}.png")
     settings = ["--network.name=convnet8", "--network.dimension=4", "--training.epochs=1", "--evaluation.corrupted=0"]
     settings += ["--data.options={preprocessing: {mode: L, size: 8, mean: [0.5], std: [0.5]}}"]
     settings += [f"--data.root={tmp_path / 'people'}", f"--output={tmp_path / 'run'}"]
-    with pytest.warns(Note, match=r"\(4\): .*12 classes .*, 2 for test and 2 for validation"):
+    with pytest.warns(Note, match=r"\(3\): .*12 classes .*, 2 for test and 2 for validation"):
         run(load_config("folder laplace_posthoc", settings), progress=False)
     targets = Targets(far=0.25, ood=0.25)
-    with pytest.warns(Note, match="2 validation classes: 4 of the 8") as told:
+    with pytest.warns(Note, match="2 validation classes: 3 of the 6") as told:
         calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
     assert len(told) == 1  # the run has already shown the note on its splits
-    assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 4)
+    assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 3)
     gallery = Run(tmp_path / "run").gallery
-    assert calibration.gallery_size == len(gallery.items) == 8
+    assert calibration.gallery_size == len(gallery.items) == 6
     assert not calibration.is_stale(len(gallery.items))
     assert "stale" not in lam("search", tmp_path / "run", tmp_path / "people" / "3" / "0.png").out
     lam("index", tmp_path / "run", tmp_path / "people", "--quiet")
     unlike = pytest.warns(UserWarning, match="8 classes.*no validation")
-    with unlike, pytest.warns(Note, match="8 of 8 queries"):
+    with unlike, pytest.warns(Note, match="6 of 6 queries"):
         calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
 
 

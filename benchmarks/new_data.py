@@ -8,7 +8,8 @@
 `icons` are pictures of 18 icon themes of Debian; the class is the icon's name, and the themes are by different artists.
 `definitions` come from WordNet; the class is the lexicographer's file (animals, food, motion, ...). lam never sees some
 classes (`strangers`). Of the other classes, it trains on the items in `gallery`, indexes them, calibrates on the items
-in `calibration` and searches for the items in `queries`, by its defaults.
+in `calibration` and searches for the items in `queries`, by its defaults. It also calibrates without `calibration`, on
+the run's validation split.
 """
 
 import argparse
@@ -38,6 +39,7 @@ THEMES = (
 )
 KINDS = {"apps", "devices", "mimetypes", "mimes", "places", "categories"}
 SIZE = 96  # pixels
+OWN = ", validation split"
 SUFFIX = {"icons": "", "definitions": ".csv"}
 
 
@@ -179,9 +181,10 @@ def main() -> None:
             words += [f"--data.root={gallery}", f"--seed={seed}", f"--output={run}"]
             assert lam(["run", kind, "laplace_posthoc", *words, "--quiet"]) == 0
             assert lam(["index", str(run), str(gallery), "--quiet"]) == 0
-            assert lam(["calibrate", str(run), f"--folder={calibration}", "--quiet"]) == 0
-            figures = {name: round(value, 4) for name, value in measure(run, folder).items()}
-            write("new_data", {**kept("new_data"), f"{data} {seed}": figures})
+            for name, of in {f"{data}{OWN} {seed}": [], f"{data} {seed}": [f"--folder={calibration}"]}.items():
+                assert lam(["calibrate", str(run), *of, "--quiet"]) == 0
+                figures = {figure: round(value, 4) for figure, value in measure(run, folder).items()}
+                write("new_data", {**kept("new_data"), name: figures})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Real pretrained networks on real data, with some classes as strangers.
 
     python benchmarks/real.py features --data FOLDER [--only NETWORK__DATA ...] [--cache build/real]
-    python benchmarks/real.py score|posteriors|ratios|intervals [--only NETWORK__DATA ...] [--draws 5] [--cache F]
+    python benchmarks/real.py score|posteriors|ratios|indexed|intervals [--only NETWORK__DATA ...] [--draws 5]
 
 `features` computes the features of each data set by each network, once, into CACHE/NETWORK__DATA.safetensors:
 
@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from real_data import Places, load
+from real_indexed import measure_indexed
 from real_intervals import measure_intervals
 from real_networks import NETWORKS, MissingError
 from real_scores import Cell, draw, measure, measure_posteriors, measure_ratios, part
@@ -48,6 +49,7 @@ KINDS: dict[str, tuple[str, Callable[[Cell, int], Any]]] = {
     "score": ("real", lambda cell, seed: measure(draw(cell), seed)),
     "posteriors": ("real_posteriors", lambda cell, seed: measure_posteriors(cell)),
     "ratios": ("real_ratios", lambda cell, seed: measure_ratios(cell)),
+    "indexed": ("real_indexed", lambda cell, seed: measure_indexed(cell)),
     "intervals": ("real_intervals", lambda cell, seed: measure_intervals(cell)),
 }
 """Measurements on the features: the folder of the results, and a function of a cell and the draw's number."""
@@ -145,6 +147,7 @@ def main() -> None:
         ("score", "scores and decisions"),
         ("posteriors", "κ under several posteriors"),
         ("ratios", "κ under several ratios of prior and curvature, on validation data"),
+        ("indexed", "calibration on queries in the gallery"),
         ("intervals", "intervals of cosines"),
     ):
         scored = commands.add_parser(name, help=f"measure {text} on these features")

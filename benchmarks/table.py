@@ -332,8 +332,8 @@ def new_data() -> list[Row]:
     figures = ["recall@1", *(f"auroc_right_{score}" for score in ("cosine", "kappa", "probability"))]
     figures += ["false_accepts", "false_flags", "ece_probability"]
     results, rows = read("new_data"), list[Row]([["data (draws)", *heads]])
-    for data in ("icons", "definitions"):
-        seeds = [one for name, one in results.items() if name.startswith(data)]
+    for data in (f"{name}{split}" for split in ("", ", validation split") for name in ("icons", "definitions")):
+        seeds = [one for name, one in results.items() if name.rsplit(maxsplit=1)[0] == data]
         rows.append([f"{data} ({len(seeds)})", *(spread_of([one[figure] for one in seeds], 3) for figure in figures)])
     return rows
 
@@ -605,7 +605,7 @@ def supcon_structures() -> list[Row]:
     rows: list[Row] = [["data (seeds)", "structure", *heads]]
     for data in ("fashionmnist", "fashionmnist_supcon", "clinc150", "clinc150_contrastive"):
         variants = of_structures()[data]
-        for structure in ("diag", "kron", "low_rank_128"):
+        for structure in ("diag", "kron"):
             runs = [
                 variants.get(f"{curvature}, {structure}") or variants.get(f"{curvature} {structure}")
                 for curvature in curvatures
@@ -1096,15 +1096,15 @@ def embedding_cost() -> list[Row]:
 def on_a_gpu() -> list[Row]:
     """GPU measurements, without online training and the structures."""
     ggn, layers = read("ggn_gpu"), read("gpu")["all_layers"]
-    rows: list[Row] = [["what", "size", "measured"]]
+    rows: list[Row] = [["what", "size, or N, D, P", "measured"]]
     for case in ggn["all_pairs"]:
         times = [f"{fix} {case['milliseconds'][f'arccos {fix}']:.1f} ms" for fix in ("fixed", "full")]
         times.append(f"BackPACK {case['backpack_milliseconds']:.1f} ms")
-        size = f"N, D, P: {case['N']}, {case['D']}, {case['P']}"
-        rows.append(["curvature of a batch, arccos", size, ", ".join(times)])
+        size = f"{case['N']}, {case['D']}, {case['P']}"
+        rows.append(["curvature of a batch", size, ", ".join(times)])
     for case in (ggn["data_set"], ggn["a_million"]):
-        size = f"N, D, P: {case['N']}, {case['D']}, {case['P']}"
-        rows.append(["curvature of all pairs, exactly", size, f"{case['seconds_margin_0.7']:.2g} s"])
+        size = f"{case['N']}, {case['D']}, {case['P']}"
+        rows.append(["curvature of all pairs", size, f"{case['seconds_margin_0.7']:.2g} s"])
     for case in layers[:2]:
         size = f"D = {case['D']}, {case['pixels']}² pixels, {case['images']} images"
         times = f"{case['seconds']:.1f} s, {case['peak_gibibytes']:.0f} GiB"
@@ -1114,12 +1114,6 @@ def on_a_gpu() -> list[Row]:
         times = [f"{1000 * case[part]:.2g} ms" for part in ("forward_seconds", "kappa_alone_seconds")]
         size = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
         rows.append(["embedding, 32 samples", size, f"forward pass {times[0]}, κ {times[1]}"])
-    for case in read("kernels")["cases"]:
-        forward, embed = (case[part]["operations"] for part in ("forward", "embed"))
-        launches = case["compiled κ"]["loops"] + case["compiled κ"]["products"]
-        size = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
-        measured = f"forward pass {forward}, κ {embed - forward}, κ compiled {launches}"
-        rows.append(["operations, counted on a CPU", size, measured])
     return rows
 
 

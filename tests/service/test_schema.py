@@ -24,7 +24,8 @@ from lam.service.engine import Engine
 from tests.service.asking import HOST, create_app
 from tests.service.conftest import encoded
 
-pytestmark = pytest.mark.long
+_REPR = "ignore:Generating overly large repr"  # of a strategy of hypothesis, not of anything that is asked
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings(_REPR)]
 _UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}", "POST /v1/feedback")
 """Operations that random requests rarely satisfy: a random text is neither a filter nor the id of an answer."""
 _SHARED = "POST /v1/items/batch: Allow header mismatch"  # this is also the address of an item with the id `batch`

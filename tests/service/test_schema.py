@@ -150,5 +150,6 @@ def test_a_run_on_texts_answers_as_the_schema_says(described_of_texts: Any) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_whatever_is_asked_at_length_is_answered_as_the_schema_says(described: Any) -> None:
     assert conforms(described, 2000, without=_UNLIKELY).requests > 10_000

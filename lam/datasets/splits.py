@@ -124,14 +124,14 @@ def _carve_matched(
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(dataset), generator=generator)
     how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
-    if (held_out := _draw_pairs(dataset.labels, order, sizes, keep=2)) is not None:
+    if (held_out := _draw_pairs(dataset.labels, order, sizes, n_classes, keep=2)) is not None:
         pass
     elif sum(n_classes) + 2 <= (counts > 1).sum():
         classes = classes[counts > 1]
         drawn = classes[torch.randperm(len(classes), generator=generator)][: sum(n_classes)].split(n_classes)
         held_out = [torch.isin(dataset.labels, of_part).nonzero().flatten() for of_part in drawn]
         how = f"of the {len(classes)} classes with two or more, {_by_part(shares, n_classes)} are held out as a whole"
-    elif (held_out := _draw_pairs(dataset.labels, order, sizes, keep=0)) is None:
+    elif (held_out := _draw_pairs(dataset.labels, order, sizes, [2] * len(sizes), keep=0)) is None:
         return None
     note = f"{source} has few items in a class ({int(counts.median())}): {how}, so that their items have matches"
     warnings.warn(note, Note, stacklevel=4)
@@ -144,11 +144,14 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
     return " and ".join(f"{number} for {part}" for part, number in zip(parts, numbers, strict=True))
 
 
-def _draw_pairs(labels: Tensor, order: Tensor, sizes: list[int], *, keep: int) -> list[Tensor] | None:
-    """Positions of items of each part, drawn in pairs of one class; None if there are too few items.
+def _draw_pairs(
+    labels: Tensor, order: Tensor, sizes: list[int], n_classes: list[int], *, keep: int
+) -> list[Tensor] | None:
+    """Positions of items of each part, drawn in pairs of one class; None if a part would lack items or `n_classes`.
 
     In each round, every class with two items more than `keep` gives a pair. Classes come in the `order` of their first
-    item, so larger classes tend to come first.
+    item, so larger classes tend to come first. If `keep` is 0 and one class gives pairs, single items of other
+    classes join them.
     """
     left = dict[int, list[int]]()
     for position, label in zip(order.tolist(), labels[order].tolist(), strict=True):
@@ -156,10 +159,15 @@ def _draw_pairs(labels: Tensor, order: Tensor, sizes: list[int], *, keep: int) -
     drawn = list[int]()
     while len(drawn) < sum(sizes):
         givers = [items for items in left.values() if len(items) >= keep + 2]
-        if len(left) < 2 or not givers or sum(sizes) + _LEAST_TRAINED_ON > len(order):
+        if not givers or sum(sizes) + _LEAST_TRAINED_ON > len(order):
             return None
-        drawn += [items.pop() for items in givers for _ in range(2)]
-    return [part.sort().values for part in torch.tensor(drawn[: sum(sizes)]).split(sizes)]
+        if len(givers) == 1 and not keep:
+            givers += [items for items in left.values() if len(items) == 1][:1]
+        drawn += [items.pop() for items in givers for _ in range(min(2, len(items)))]
+    parts = torch.tensor(drawn[: sum(sizes)]).split(sizes)
+    if any(len(labels[part].unique()) < least for part, least in zip(parts, n_classes, strict=True)):
+        return None
+    return [part.sort().values for part in parts]
 
 
 def _share_matched(dataset: Dataset) -> float:

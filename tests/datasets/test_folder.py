@@ -232,6 +232,16 @@ def test_pairs_of_small_classes_are_held_out(
     assert again.validation.files == parts["validation"].files
 
 
+@pytest.mark.parametrize("sizes", [[30] + [2] * 35, [40, 40] + [2] * 60, [8] + [2] * 6, [20] + [1] * 80])
+def test_large_classes_do_not_fill_the_held_out_splits(tmp_path: Path, sizes: list[int]) -> None:
+    make(tmp_path, {f"person {number:02}": size for number, size in enumerate(sizes)})
+    with pytest.warns(Note, match="few items"):
+        parts = load("folder", root=tmp_path, preprocessing=SMALL, validation=0.1, test=0.1).parts()
+    counts = [parts[name].labels.unique(return_counts=True)[1] for name in ("validation", "test")]
+    least = max(2, round(sum(size > 1 for size in sizes) / 10))
+    assert all(len(of_part) >= least and of_part.max() >= 2 for of_part in counts)
+
+
 @pytest.mark.parametrize("size", [1, 8])
 def test_classes_of_one_item_or_of_many_are_in_every_part(tmp_path: Path, size: int) -> None:
     make(tmp_path, {f"thing {number}": size for number in range(12)})

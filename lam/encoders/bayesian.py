@@ -175,7 +175,7 @@ class BayesianEncoder(Encoder):
         options = {"n_samples": self.n_samples, "progress": progress, **options}
         tuned = calibrate_scale(self.posterior, posterior_inputs, relevance, **options)
         fitted = self.fitted if tuned.tuning.clipped_share > CLIPPED_LIMIT else None
-        tried = [] if fitted is None else fitted.without_clipping()
+        tried = [] if fitted is None else fitted.without_clipping(self.posterior)
         others = [calibrate_scale(other, posterior_inputs, relevance, **options) for other in tried]
         self.posterior, self.tuning = best_posterior(tuned, others)
         if problem := complaint(self.posterior, self.tuning):

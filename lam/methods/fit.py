@@ -39,6 +39,7 @@ from lam.posteriors.settings import check_seed
 from lam.training.batches import labels_of_items
 from lam.utils import distributed
 from lam.utils.checks import check_tensor
+from lam.utils.random import seeded
 
 _LOG = logging.getLogger(__name__)
 
@@ -228,12 +229,16 @@ class _Fit:
         bias = None if self.bias is None else self.bias.to(device)
         return replace(self, weight=self.weight.to(device), bias=bias)
 
-    def without_clipping(self) -> list[Posterior]:
-        """Posteriors with non-negative curvatures of the same loss, for the structures `diag` and `kron`."""
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def without_clipping(self, old: Posterior) -> list[Posterior]:
+        """`old` with non-negative curvatures of the same loss, for the structures `diag` and `kron`."""
         posteriors = list[Posterior]()
         for curvature in self.options.loss_curvature.non_negative() if self.options.structure in _MENDED else ():
-            with suppress(ValueError), distributed.alone():  # an unusable or zero curvature, or used up batches
-                posteriors.append(replace(self, options=replace(self.options, curvature=curvature)).posterior())
+            # an unusable or zero curvature, or batches that cannot be read again
+            with suppress(ValueError, OSError), distributed.alone(), seeded(self.seed):
+                new = replace(self, options=replace(self.options, curvature=curvature)).posterior()
+                posteriors += [replace(old, curvature=new.curvature)] if new.n_items == old.n_items else []
         return posteriors
 
     def posterior(self) -> Posterior:

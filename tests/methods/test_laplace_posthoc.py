@@ -155,7 +155,7 @@ def test_the_fit_can_be_repeated_with_curvatures_that_clip_nothing(
     training = settings() | {"loss": loss, "trained_by": Deterministic().trained_by(loss, 3), "pretrained": True}
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
     encoder, _ = train(network, data, options=LaplacePosthoc(batch_size=48, **options), **training)
-    others = encoder.fitted.without_clipping()
+    others = encoder.fitted.without_clipping(encoder.posterior)
     found = [other.curvature.curvature for other in others]
     assert [(each.split, each.fix, each.negative_weight) for each in found] == expected
     for other in others:

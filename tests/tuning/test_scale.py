@@ -268,12 +268,51 @@ def test_a_posterior_of_clipped_weights_is_fitted_again_without_them(structure: 
     assert encoder.tuning.replaced.clipped_share > CLIPPED_LIMIT > encoder.tuning.clipped_share == 0
 
 
-def test_batches_that_can_be_read_only_once_leave_the_posterior_with_a_warning():
-    batches, held_out = make_batches(8, N=32)[:4], make_batches(8, N=32)[4:]
-    encoder = clipped(small.fit(iter(batches), structure="diag", prior_precision=1.0))
+class Removed(list):
+    """Batches that can be read once, such as files that are deleted later."""
+
+    def __iter__(self) -> Any:
+        yield from [self.pop() for _ in self[:]] or Path("/removed").read_bytes()
+
+
+@pytest.mark.parametrize("read_once", [iter, Removed])
+def test_batches_that_can_be_read_only_once_leave_the_posterior_with_a_warning(read_once: Any):
+    expect_no_refit(clipped(fit(read_once(make_batches(8, N=32)[:4]))))
+
+
+def test_a_loader_that_lost_items_leaves_the_posterior_with_a_warning():
+    batches = make_batches(8, N=32)[:4]
+    encoder = clipped(fit(batches))
+    del batches[2:]
+    expect_no_refit(encoder)
+
+
+def expect_no_refit(encoder: lam.BayesianEncoder) -> None:
     with pytest.warns(UserWarning, match="weights.*curvature.*split"):
-        encoder.tune(held_out, n_samples=8, greatest=1e8)
+        encoder.tune(make_batches(8, N=32)[4:], n_samples=8, greatest=1e8)
     assert encoder.tuning.replaced is None
+
+
+class Noisy(list):
+    """Batches with noise from the global generator, as from random views."""
+
+    def __iter__(self) -> Any:
+        return ((inputs + 0.1 * torch.randn_like(inputs), labels) for inputs, labels in super().__iter__())
+
+
+def test_the_second_fit_keeps_the_prior_and_neither_reads_nor_changes_global_settings():
+    sums = []
+    for seed in (1, 2):
+        encoder = clipped(fit(Noisy(make_batches(8, N=32)[:4])))
+        encoder.posterior = replace(encoder.posterior, prior_precision=7.0)
+        state = torch.manual_seed(seed).get_state()
+        with torch.inference_mode(), pytest.warns(Note, match="refitted"):
+            encoder.tune(make_batches(8, N=32)[4:], n_samples=8, greatest=1e8)
+        assert encoder.posterior.prior_precision == 7.0
+        assert not encoder.posterior.curvature.sums.is_inference()
+        assert torch.equal(torch.get_rng_state(), state)
+        sums.append(encoder.posterior.curvature.sums)
+    assert torch.equal(*sums)
 
 
 def test_copies_sums_and_encoders_that_forgot_items_do_not_keep_the_batches_of_the_fit(tmp_path: Path):

@@ -28,8 +28,6 @@ _REFERENCE_BATCH = 250
 Learned = Mapping[str, Sequence[float]]
 """Learned parameters of a loss, by name, as in a `History`."""
 
-"""Fits a method to a network that is already trained, and returns the encoder."""
-
 
 class Trained(NamedTuple):
     """A fitted encoder and the histories of its trainings.

@@ -98,8 +98,9 @@ def carve_missing(
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
     The draw is stratified by class; `validation` and `test` are fractions of `train`. If small classes would leave too
-    many items without a match, the drawn splits get pairs of items of one class instead, and two items of each class
-    stay in `train`. If the classes are too small, the drawn splits get whole classes. A `Note` says so.
+    many items without a match, the drawn splits get pairs of items of one class instead. At least two items of each
+    class stay in `train`, and more if larger classes can give the pairs. If the classes are too small, the drawn splits
+    get whole classes, or pairs without this limit. A `Note` says so.
     Questions match only answers: with `by_class=False`, there is no exception. Errors name the `source`.
     """
     dataset = parts["train"]
@@ -124,14 +125,16 @@ def _carve_matched(
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(dataset), generator=generator)
     how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
-    if (held_out := _draw_pairs(dataset.labels, order, sizes, n_classes, keep=2)) is not None:
-        pass
-    elif sum(n_classes) + 2 <= (counts > 1).sum():
+    held_out = None
+    for keep in range(max(2, int(counts.median()) - 2), 1, -1):  # half of the classes can give pairs
+        held_out = held_out or _draw_pairs(dataset.labels, order, sizes, n_classes, keep=keep)
+    if held_out is None and sum(n_classes) + 2 <= (counts > 1).sum():
         classes = classes[counts > 1]
         drawn = classes[torch.randperm(len(classes), generator=generator)][: sum(n_classes)].split(n_classes)
         held_out = [torch.isin(dataset.labels, of_part).nonzero().flatten() for of_part in drawn]
         how = f"of the {len(classes)} classes with two or more, {_by_part(shares, n_classes)} are held out as a whole"
-    elif (held_out := _draw_pairs(dataset.labels, order, sizes, [2] * len(sizes), keep=0)) is None:
+    held_out = held_out or _draw_pairs(dataset.labels, order, sizes, [2] * len(sizes), keep=0)
+    if held_out is None:
         return None
     note = f"{source} has few items in a class ({int(counts.median())}): {how}, so that their items have matches"
     warnings.warn(note, Note, stacklevel=4)

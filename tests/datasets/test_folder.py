@@ -242,6 +242,15 @@ def test_large_classes_do_not_fill_the_held_out_splits(tmp_path: Path, sizes: li
     assert all(len(of_part) >= least and of_part.max() >= 2 for of_part in counts)
 
 
+def test_larger_classes_give_the_pairs(tmp_path: Path) -> None:
+    sizes = {f"{number} of {size}": size for size, count in ((4, 5), (7, 15)) for number in range(count)}
+    make(tmp_path, sizes)
+    with pytest.warns(Note, match="few items.*25 for test and 25 for validation"):
+        train = load("folder", root=tmp_path, preprocessing=SMALL).train
+    left = dict(zip(sorted(sizes), train.labels.bincount().tolist(), strict=True))
+    assert all(left[name] == 4 if size == 4 else left[name] >= 3 for name, size in sizes.items())
+
+
 @pytest.mark.parametrize("size", [1, 8])
 def test_classes_of_one_item_or_of_many_are_in_every_part(tmp_path: Path, size: int) -> None:
     make(tmp_path, {f"thing {number}": size for number in range(12)})

@@ -314,13 +314,14 @@ def empty_layers_curvature(
 
 
 def _settings_of(options: Laplace | None, margin: float | None) -> Laplace:
+    if not isinstance(options, Laplace | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"options must be a lam.Laplace, got {options!r:.80}: give lam.Laplace(margin=0.7), or margin=0.7 by name; "
+            "labels belong to the batches, such as [(inputs, labels)]"
+        )
     if options is not None and margin is not None:
         raise ValueError(f"margin must be given within options: Laplace(margin={margin!r}, ...)")
     options = Laplace(margin=margin) if options is None else options
-    if not isinstance(options, Laplace):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"options must be a lam.Laplace, got {options!r:.80}: give lam.Laplace(margin=0.7), or margin=0.7 by name"
-        )
     options.check_complete()
     return options
 

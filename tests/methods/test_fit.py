@@ -128,6 +128,15 @@ def test_a_setting_outside_its_range_is_refused_before_a_batch(layers: str, sett
 
 
 @pytest.mark.usefixtures("as_in_production")
+def test_labels_and_a_second_margin_are_not_options():
+    network, inputs, labels = nn.Linear(4, 3), torch.randn(8, 4), torch.arange(8) % 4
+    with pytest.raises(ValueError, match=r"lam\.Laplace.*tensor\(\[0, 1, 2.*\[\(inputs, labels\)\]"):
+        fit(network, inputs, labels, margin=0.7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"margin.*Laplace\(margin=0\.7"):
+        fit(network, [(inputs, labels)], Laplace(margin=0.5), margin=0.7)
+
+
+@pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("method", [LaplacePosthoc, LaplaceOnline])
 def test_methods_refuse_a_prior_out_of_range_before_they_train(method: Any):
     for value, reason in ((1e-40, "at least 1e-30, got 1e-40"), (0, "got 0")):

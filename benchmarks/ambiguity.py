@@ -2,7 +2,7 @@
 
     python benchmarks/ambiguity.py --data FOLDER [--cache build/real] [--only NETWORK__DATA ...] [--draws 3]
 
-The features come from `real.py features`, split as in `real_scores.py`. Ambiguity is learnt on the calibration queries,
+The features come from `real.py features`, split as in `real_scores.py`. Ambiguity is learned on calibration queries,
 with the gallery as further known items; nothing is chosen on test queries. 100 test queries are blended with a query of
 another class, in shares from 0 to ½: images pixel by pixel; in texts, the other's last words replace their own. They
     are also cropped, and images get blur, noise and less contrast. For each score, the results are `ausc`; `auroc` of

@@ -4,7 +4,7 @@
         [--runs NAME=FOLDER ...] [--cost]
 
 Arguments, data and runs are as in `suite.py`; missing runs are trained. The gallery holds at most 5,000 training items.
-P(right) is learnt on the validation split, as by `lam calibrate`. The queries are the test split, clean and corrupted.
+P(right) is learned on the validation split, as by `lam calibrate`. The queries are the test split, clean and corrupted.
 Training and calibration have no corrupted item. results/answers.json holds these figures by data set, for each seed,
 and their mean and standard deviation:
 

@@ -183,7 +183,7 @@ def tuned(cell: Cell, posterior: Posterior) -> Tuned:
 
 
 def ambiguity_of(cell: Cell) -> Ambiguity:
-    """κ_a and p_known learnt on the calibration queries, with the gallery as further known items."""
+    """κ_a and p_known learned on the calibration queries, with the gallery as further known items."""
     (x, y), (asked, of_asked) = cell.of("gallery"), cell.of("calibration")
     is_asked = torch.arange(len(of_asked) + len(y)) < len(of_asked)
     features, relevance = torch.cat([asked, x]), LabelRelevance(torch.cat([of_asked, y]), is_asked)

@@ -3,7 +3,7 @@
     python benchmarks/strangers.py [--seeds 5] [--runs NAME=FOLDER ...] [--splits 20]
 
 The demo's digits: the network is trained on 0 to 7 and calibrated on their validation split; the gallery is their test
-split; the strangers are 8 and 9. The promise is learnt from known classes, searched without their matches, as `lam
+split; the strangers are 8 and 9. The promise is learned from known classes, searched without their matches, as `lam
 calibrate` does; or from one half of the strangers, as with --strangers, and tested on the other half, over 200 splits.
 
 Finished runs with more classes in their first OOD set, such as runs of `benchmarks/suite.py` on faces and characters:
@@ -105,36 +105,36 @@ def digits(seed: int) -> list[dict[str, Any]]:
 def against(target: float, seen: Asked) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     accepted = seen.strangers > ConformalScores.of(seen.non_mated).threshold(target)
-    learnt, answered = [], []
+    learned, answered = [], []
     for _ in range(PARTINGS):
         one, other = torch.randperm(len(seen.strangers), generator=generator).chunk(2)
         found = seen.strangers[other] > ConformalScores.of(seen.strangers[one]).threshold(target)
-        learnt.append(share(found))
+        learned.append(share(found))
         answered.append(share(found & seen.passed[other]))
     return {
         "target": target,
         "accepted_learnt_from_known_classes": share(accepted),
-        "accepted_learnt_from_strangers": sum(learnt) / PARTINGS,
+        "accepted_learnt_from_strangers": sum(learned) / PARTINGS,
         "answered_match_learnt_from_known_classes": share(accepted & seen.passed),
         "answered_match_learnt_from_strangers": sum(answered) / PARTINGS,
     }
 
 
 def of_classes(seen: Asked, split: int) -> dict[str, float]:
-    """A promise for classes, learnt from half of the OOD classes and tested on the other half."""
+    """A promise for classes, learned from half of the OOD classes and tested on the other half."""
     classes = seen.classes.unique()
     aside = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(split))][: len(classes) // 2]
-    learnt = torch.isin(seen.classes, aside)
+    learned = torch.isin(seen.classes, aside)
     rate = smallest_rate(len(aside))
-    limit = ConformalScores.of(seen.strangers[learnt], seen.classes[learnt]).threshold(rate)
+    limit = ConformalScores.of(seen.strangers[learned], seen.classes[learned]).threshold(rate)
     of_known_alone = ConformalScores.of(seen.non_mated).threshold(rate)
     accepted, answered = seen.strangers > limit, seen.mated > limit
     return {
         "promised": rate,
         "classes": float(len(aside)),
-        "false_accepts_of_known_classes_alone": share(seen.strangers[~learnt] > of_known_alone),
-        "false_accepts_lam": share(accepted[~learnt]),
-        "false_matches_lam": share((accepted & seen.passed)[~learnt]),
+        "false_accepts_of_known_classes_alone": share(seen.strangers[~learned] > of_known_alone),
+        "false_accepts_lam": share(accepted[~learned]),
+        "false_matches_lam": share((accepted & seen.passed)[~learned]),
         "answered_lam": share(answered),
         "matched_lam": share(answered & seen.known),
     }

@@ -345,7 +345,7 @@ MADE = ("inverted", "permuted", "blurred", "turned")
 RIGHT = "p_right"
 
 
-# P(right) beside each score that it is learnt from.
+# P(right) beside each score that it is learned from.
 
 
 def answered() -> dict[str, Any]:
@@ -415,7 +415,7 @@ def answers_corrupted() -> list[Row]:
 
 @table
 def one_number() -> list[Row]:
-    """The κ of an encoder that has learnt its ambiguity, its parts and the cheap rivals, on real networks."""
+    """The κ of an encoder that has learned its ambiguity, its parts and the cheap rivals, on real networks."""
     names = {
         "kappa": "**κ**",
         "kappa_aleatoric": "κ_a",
@@ -843,7 +843,7 @@ AMBIGUITY_ROW = "laplace_posthoc, ambiguity"
 
 @table
 def suite_ambiguity() -> list[Row]:
-    """κ of small networks with learnt ambiguity, beside κ_e and the first cosine."""
+    """κ of small networks with learned ambiguity, beside κ_e and the first cosine."""
     scores = {"first cosine": "_cosine", "κ_e": "_kappa_epistemic", "κ": ""}
     rows: list[Row] = [["run (seeds)", *(f"{figure}: {score}" for figure in ("AUROC", "worst") for score in scores)]]
     for name in SUITE:

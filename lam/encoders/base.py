@@ -72,7 +72,7 @@ class Encoder(ABC):
         kind: name of the class for `lam.load`.
         has_kappa: whether κ is informative; for an encoder without uncertainty, only after `learn_ambiguity`.
         keeps: names of constructor arguments that are stored as attributes and written by `save`.
-        ambiguity: model of κ_a and p_known (see `learn_ambiguity`); None until it is learnt.
+        ambiguity: model of κ_a and p_known (see `learn_ambiguity`); None until it is learned.
 
     Args:
         network: any module; None if inputs are features.
@@ -269,7 +269,7 @@ class Encoder(ABC):
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
             reference: further known items that can be neighbours of an item, such as training items.
-            kappa_head: a trained κ head of the same network that computes κ_a, so that only p_known is learnt.
+            kappa_head: a trained κ head of the same network that computes κ_a, so that only p_known is learned.
             seed: seed of all draws.
             progress: show a progress bar on standard error.
 

@@ -177,7 +177,7 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
 
 
 class _Program(nn.Module):
-    """Map inputs to features, mean, κ, variance and, if learnt, the parts of κ."""
+    """Map inputs to features, mean, κ, variance and, if learned, the parts of κ."""
 
     def __init__(self, network: nn.Module, head: str, predict: Predictor) -> None:
         super().__init__()

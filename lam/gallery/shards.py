@@ -7,7 +7,7 @@ encoder (): fingerprint      mean_samples (): samples averaged in each mean; 0 i
 facts (bytes,) uint8         JSON, a list of N objects with id and metadata, if there are any
 skipped (M,) int64           positions of damaged images, if there are any
 flagged (N,)                 whether the calibration flags an image, if the run has a calibration
-kappa_epistemic, kappa_aleatoric, p_known (N,)   if the encoder has learnt its ambiguity; merging drops them
+kappa_epistemic, kappa_aleatoric, p_known (N,)   if the encoder has learned its ambiguity; merging drops them
 """
 
 import hashlib

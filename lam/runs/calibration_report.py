@@ -144,8 +144,8 @@ def _known_from(calibration: Calibration) -> str:
         may = "all be known" if estimate[1] == 0 else "all be strangers"
         usual = f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), so they may {may}"
     strangers = f"{facts['n_strangers']} strangers" if facts["n_strangers"] else "the same with their classes as new"
-    learnt = f"{usual}, from queries without their matches, and from {strangers}"
-    return f"{learnt}; {without_match(contrast.share)} are expected to have no match"
+    learned = f"{usual}, from queries without their matches, and from {strangers}"
+    return f"{learned}; {without_match(contrast.share)} are expected to have no match"
 
 
 def _worth(calibration: Calibration) -> str:

@@ -268,11 +268,11 @@ def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
         return OtherQueries(embeddings, searches.cosines, features=features)
     n_others = (0 if inputs.splits is None else len(inputs.splits.train)) - len(reference or ())
     may_hide = n_others > 0 and bool(is_trained_on.any())
-    outcome = f"they are left out, and P(known) is learnt from the other {len(rest)}"
+    outcome = f"they are left out, and P(known) is learned from the other {len(rest)}"
     if may_hide:
-        outcome = f"P(known) is not learnt, as {n_others} training items outside the reference may be among them, too"
+        outcome = f"P(known) is not learned, as {n_others} training items outside the reference may be among them, too"
     elif len(rest) == 0:
-        outcome = "P(known) is not learnt from them"
+        outcome = "P(known) is not learned from them"
     warnings.warn(
         f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the embedding of a stored item and "
         f"{int(is_trained_on.sum())} the features of a training item; these look more known than future queries: "

@@ -227,10 +227,10 @@ class EvaluationConfig:
 class AmbiguityConfig:
     """Learning of κ_a (concentration of an item's matches) and p_known (probability that an item is known).
 
-    Both are learnt on the validation split; see `lam.tuning.ambiguity`.
+    Both are learned on the validation split; see `lam.tuning.ambiguity`.
 
     Attributes:
-        learn: whether to learn both, so that κ is computed from κ_e, κ_a and p_known. By default, both are learnt if
+        learn: whether to learn both, so that κ is computed from κ_e, κ_a and p_known. By default, both are learned if
             the run's `checkpoint` has a κ head (a layer that predicts κ) and enough items have a match.
         reference: number of training items that join the validation split as possible neighbours.
     """
@@ -252,7 +252,7 @@ class RunConfig:
         seed: seed of the weights, the order of the data and the posterior's noise.
         output: folder of the run; runs/<data>/<method> by default.
         checkpoint: weights that replace training: a .safetensors or .pth file, or the folder of a finished run. A
-            Laplace posterior also uses that run's κ head: the head computes κ_a, and p_known is learnt on the
+            Laplace posterior also uses that run's κ head: the head computes κ_a, and p_known is learned on the
             validation split.
         accelerator: device of the run: "cpu", "cuda", or "auto" for CUDA if available.
         augmentation: random crops and flips of the training images.

@@ -83,7 +83,7 @@ class CorruptionCurve:
     """κ, first hits and further scores (V, N) of N queries under one kind of corruption, at severities 0 to V − 1.
 
     The gallery is clean and leaves out the query itself. The scores are the cosine of the first hit and, if the encoder
-    has learnt its ambiguity, κ_e, κ_a and p_known.
+    has learned its ambiguity, κ_e, κ_a and p_known.
     """
 
     kappa: Float[Tensor, "V N"]

@@ -145,7 +145,7 @@ class Plan:
     def checked(self, start: Start, validation: Dataset) -> Start:
         """The `start`, without its κ head if the run cannot use the head.
 
-        A κ head needs a posterior, and p_known, which is learnt from validation items with a match. If these items are
+        A κ head needs a posterior, and p_known, which is learned from validation items with a match. If these items are
         too few, the head is dropped with a warning; with `ambiguity.learn=true`, an error is raised.
         """
         config, learn = self.config, self.config.ambiguity.learn
@@ -160,7 +160,7 @@ class Plan:
                 raise
             warnings.warn(
                 f"the κ head of checkpoint {config.checkpoint} is left out, and κ comes from the posterior only: "
-                f"p_known cannot be learnt on the validation split: {error}, or set --ambiguity.learn=false",
+                f"p_known cannot be learned on the validation split: {error}, or set --ambiguity.learn=false",
                 stacklevel=2,
             )
             return replace(start, kappa_head=None)
@@ -208,8 +208,8 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
 
 
 def _kappa_head(encoder: Encoder) -> KappaHead | None:
-    """An encoder's own κ head, or the κ head in its learnt ambiguity."""
+    """An encoder's own κ head, or the κ head in its learned ambiguity."""
     if isinstance(encoder, HeadEncoder):
         return encoder.kappa_head
-    learnt = encoder.ambiguity
-    return learnt.head.kappa_head() if learnt is not None and isinstance(learnt.head, TrainedHead) else None
+    learned = encoder.ambiguity
+    return learned.head.kappa_head() if learned is not None and isinstance(learned.head, TrainedHead) else None

@@ -47,7 +47,7 @@ class SearchResult:
         queries: embeddings of the queries.
         hits, items: the nearest items of each query, without thumbnails.
         decisions: the decisions; None without a calibration.
-        doubts: words that say why each query is uncertain; empty if the encoder has not learnt its ambiguity.
+        doubts: words that say why each query is uncertain; empty if the encoder has not learned its ambiguity.
         unseen: p-values of "the class is new" and "the class is in the gallery", if the calibration has them; see
             `Calibration.unseen_p_values`.
     """

@@ -38,7 +38,7 @@ class Responder:
 
     Attributes:
         dimension: the encoder's `kappa_dimension`, for `credible_cosine`.
-        ambiguity: explains why a query is uncertain; None if the encoder has not learnt its ambiguity.
+        ambiguity: explains why a query is uncertain; None if the encoder has not learned its ambiguity.
     """
 
     calibration: Calibration | None
@@ -104,7 +104,7 @@ class Responder:
             decisions, unseen = verdict
             threshold = _thresholds(calibration, decisions)
             decided = _fields(decisions, search.min_probability)
-            if part is not None:  # probabilities were learnt on searches of the whole gallery
+            if part is not None:  # probabilities were learned on searches of the whole gallery
                 decided |= {"probability": None, "known": None, "right_if_known": None}
         first = infos[places[0].key] if places else None
         answer = models.SearchResponse(

@@ -1,3 +1,3 @@
-"""Quantities chosen or learnt on held-out data: likelihood scale, ambiguity of items, OOD score."""
+"""Quantities chosen or learned on held-out data: likelihood scale, ambiguity of items, OOD score."""
 
 __all__: list[str] = []

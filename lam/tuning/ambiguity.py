@@ -115,7 +115,7 @@ class TrainedHead(TensorRecord):
 
 @dataclass(frozen=True)
 class Ambiguity:
-    """κ_a and p_known, learnt from held-out items.
+    """κ_a and p_known, learned from held-out items.
 
     Attributes:
         head: computes κ_a.
@@ -164,7 +164,7 @@ class Ambiguity:
             ValueError: for embeddings without `p_known` and `kappa_aleatoric`.
         """
         if embeddings.p_known is None or embeddings.kappa_aleatoric is None:
-            raise ValueError("p_known and kappa_aleatoric are missing: embed with an encoder that learnt its ambiguity")
+            raise ValueError("p_known and kappa_aleatoric are missing: embed with an encoder that learned ambiguity")
         several = (embeddings.kappa_aleatoric < self.ambiguous_below.to(embeddings.kappa_aleatoric)).tolist()
         unseen = (embeddings.p_known < 0.5).tolist()
         return [UNSEEN if new else SEVERAL if many else "" for new, many in zip(unseen, several, strict=True)]
@@ -259,7 +259,7 @@ def learn(
         features, mean: (N, P) features and (N, D) directions of the embeddings.
         relevance: which items match. The fit uses queries with a match; all other items only serve as known items.
         reference: features and directions of O further known items, which can also be neighbours.
-        kappa_head: a trained head that computes κ_a; by default κ_a is learnt from neighbours.
+        kappa_head: a trained head that computes κ_a; by default κ_a is learned from neighbours.
         seed: seed of the folds, the principal components and the bootstrap.
 
     Raises:
@@ -306,8 +306,8 @@ def learn(
     hits, _ = rank(unit[relevance.queries], None if relevance.gallery is None else unit[relevance.gallery], k=1)
     correct = relevance.of_hits(hits)[:, 0][has_match]
     chosen = _widest(typicalities, scores, bessel_ratio(mean.shape[1], kappa), correct, generator)
-    learnt = Ambiguity(head, typicalities[chosen], _ambiguous_below(kappa, correct)).tensors()
-    own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in learnt.items()}
+    learned = Ambiguity(head, typicalities[chosen], _ambiguous_below(kappa, correct)).tensors()
+    own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in learned.items()}
     return Ambiguity.restored(own)  # copies, because views of shared memory are hard to save and export
 
 

@@ -1,6 +1,6 @@
 """`Typicality`: the probability p_known that an input is of a known kind, from its features.
 
-p_known combines two scores, learnt from known items. The first is the distance to the nearest known features. Some
+p_known combines two scores, learned from known items. The first is the distance to the nearest known features. Some
 corruption moves features towards the training data, so this distance is not enough. The second score is the distance
 between the shape of the features (`shape_of`) and the mean shape of known items. Noise lengthens features; blur and
 low contrast shorten features.
@@ -154,11 +154,11 @@ def learn_typicality(
 ) -> tuple[list[Typicality], Float[Tensor, "N 2"]]:
     """Learn p_known from features of N known items that the network was not trained on.
 
-    Returns a `Typicality` for each of `SHAPE_WIDTHS`, and the scores of each item by a model learnt on the other folds.
+    Returns a `Typicality` for each of `SHAPE_WIDTHS`, and the scores of each item by a model of the other folds.
     `reference` (O, P) holds further known features for the distance.
     """
 
-    def learnt(known: Tensor) -> Typicality:
+    def learned(known: Tensor) -> Typicality:
         centre, axes = principal_components(known, seed=seed)
         everything = known if reference is None else torch.cat([known, reference])
         shape = shape_of(known)
@@ -179,12 +179,12 @@ def learn_typicality(
 
     scores = features.new_zeros(len(features), 2, dtype=torch.float64)
     for fold in range(int(folds.max()) + 1):
-        others = learnt(features[folds != fold])
+        others = learned(features[folds != fold])
         scores[folds == fold] = others.scores(features[folds == fold])
     low, high = scores.quantile(scores.new_tensor([0.25, 0.75]), 0)
     flat = high - low < _ALIKE  # a constant score carries no information: p_known is then about 1 at its value
     thresholds = torch.stack([scores[:, column].quantile(level) for column, level in enumerate(QUANTILES)])
-    whole = replace(learnt(features), thresholds=thresholds + flat.double())
+    whole = replace(learned(features), thresholds=thresholds + flat.double())
     widths = [
         torch.where(flat, 0.05, (high - low) * scores.new_tensor([DISTANCE_WIDTH, width])) for width in SHAPE_WIDTHS
     ]

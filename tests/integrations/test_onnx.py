@@ -52,7 +52,7 @@ def test_directions_and_kappa_are_the_encoders_on_a_thousand_inputs(dimension: i
 
 
 @pytest.mark.long
-def test_a_learnt_ambiguity_is_part_of_the_graph(tmp_path: Path) -> None:
+def test_a_learned_ambiguity_is_part_of_the_graph(tmp_path: Path) -> None:
     made = encoder(48)
     made.learn_ambiguity((images(64, 7), torch.arange(64) % 8))
     onnx.export(made, tmp_path / "encoder.onnx", images(2))

@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_its_scores_are_measured_and_its_encoder_has_learnt(folder: Path) -> None:
+def test_its_scores_are_measured_and_its_encoder_has_learned(folder: Path) -> None:
     metrics = json.loads((folder / "metrics.json").read_text())
     for score in ("kappa_epistemic", "kappa_aleatoric", "p_known"):
         assert 0 <= metrics[f"ausc_{score}"] <= 1

@@ -40,7 +40,7 @@ from tests.runs.conftest import Lam
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
-PARTS = {"kappa_epistemic", "kappa_aleatoric", "p_known"}  # which the run's encoder has not learnt
+PARTS = {"kappa_epistemic", "kappa_aleatoric", "p_known"}  # which the run's encoder has not learned
 TARGETS = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
 FRESH = ("--target-far=0.1", "--target-ood=0.1", "--gallery=held-out", "--reference=0")
 

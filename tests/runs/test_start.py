@@ -123,7 +123,7 @@ def test_a_run_that_trained_no_network_hands_on_what_it_started_with(tmp_path: P
         assert plan.trained_by(of_start, histories) == curvature_of_loss(plan.loss)
 
 
-def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is_to_be_learnt(tmp_path: Path) -> None:
+def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is_to_be_learned(tmp_path: Path) -> None:
     start = Start({"name": "infonce", "temperature": 0.3}, KappaHead(4))
 
     def taken_over(n: int, *settings: str) -> Start:

@@ -126,21 +126,21 @@ def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strang
 
 
 @pytest.mark.long
-def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
+def test_p_known_is_learned_from_them_or_from_unlabelled_queries(
     run_with_strangers: Path, tmp_path: Path, lam: Lam
 ) -> None:
     command = ("calibrate", str(run_with_strangers), "--target-far=0.25", *RATES)
     printed = lam(*command, "--share-of-strangers=0.3").out
     usual = "from how unusual a query is"
-    learnt_from = (
+    learned_from = (
         "from queries without their matches, and from 60 strangers; 0.3 of all queries are expected to have no"
     )
-    assert f"{usual}, {learnt_from} match\n" in printed
+    assert f"{usual}, {learned_from} match\n" in printed
     run = Run(run_with_strangers)
     splits, ood = load_data(run.config.data)
-    learnt = [one.match_probability.contrast for one in run.calibration.acceptances]
-    assert [contrast.share for contrast in learnt] == [0.3] * len(learnt)
-    full, of_vectors = (set(contrast.regression.evidence) for contrast in (learnt[0], learnt[-1]))
+    learned = [one.match_probability.contrast for one in run.calibration.acceptances]
+    assert [contrast.share for contrast in learned] == [0.3] * len(learned)
+    full, of_vectors = (set(contrast.regression.evidence) for contrast in (learned[0], learned[-1]))
     assert full > of_vectors  # a vector has no features
 
     known, foreign = splits.validation.subset(torch.arange(40)), ood["digits_patches"].subset(torch.arange(40))
@@ -164,10 +164,10 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
 @pytest.mark.long
 def test_without_strangers_its_own_queries_stand_for_them(run_copy: Path, lam: Lam) -> None:
     rates = ("--target-far=0.1", "--target-ood=0.1", "--target-miss=0.2", "--quiet")
-    learnt = "from queries without their matches, and from the same with their classes as new;"
+    learned = "from queries without their matches, and from the same with their classes as new;"
     for share, words in (("half", ()), ("0.1", ("--share-of-strangers=0.1",))):
         printed = lam("calibrate", run_copy, *rates, *words).out
-        assert f"{learnt} {share} of all queries are expected to have no match\n" in printed
+        assert f"{learned} {share} of all queries are expected to have no match\n" in printed
     said = lam("calibrate", "no-run", "--share-of-strangers=1", code=1).err
     assert "(0, 1), got 1.0" in said
 

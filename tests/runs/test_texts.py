@@ -399,22 +399,22 @@ def test_strangers_that_are_in_the_gallery_are_told(run_copy: Path, tmp_path: Pa
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("parts", "reference", "told", "n_learnt_from"),
+    ("parts", "reference", "told", "n_learned_from"),
     [
         (("train", "validation", "test"), 5000, "24 .*stored item and 72 .*other 24; ", 24),
-        (("train", "test"), 5000, r"P\(known\).*not learnt.*--unlabelled", 0),
-        (("train", "validation"), 60, r"not learnt, as 12 training items", 0),
+        (("train", "test"), 5000, r"P\(known\).*not learned.*--unlabelled", 0),
+        (("train", "validation"), 60, r"not learned, as 12 training items", 0),
         (("validation", "test"), 0, "24 .*stored item and 0 .*features", 24),
     ],
 )
 def test_unlabelled_queries_that_were_seen_before_are_told_and_left_out(
-    run_copy: Path, tmp_path: Path, parts: tuple[str, ...], reference: int, told: str, n_learnt_from: int
+    run_copy: Path, tmp_path: Path, parts: tuple[str, ...], reference: int, told: str, n_learned_from: int
 ) -> None:
     splits: Any = load_data(Run(run_copy).config.data)[0].parts()
     seen = csv_of(tmp_path / "seen.csv", "text", *(text for part in parts for text in splits[part].texts))
     with pytest.warns(UserWarning, match=told):
         calibration = calibrated(run_copy, unlabelled=seen, reference=reference)
-    assert calibration.facts["n_unlabelled"] == n_learnt_from
+    assert calibration.facts["n_unlabelled"] == n_learned_from
 
 
 def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> None:

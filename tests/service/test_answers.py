@@ -270,7 +270,7 @@ def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query)
 
 @pytest.fixture(scope="module")
 def doubting(calibrated_run: Path) -> Run:
-    """The run, with an encoder that has learnt its ambiguity."""
+    """The run, with an encoder that has learned its ambiguity."""
     run = Run(calibrated_run)
     run.encoder.learn_ambiguity(loader_of(datasets.load("digits").validation, batch_size=300), seed=0)
     return run

@@ -49,7 +49,7 @@ def encoder_of(features: torch.Tensor, labels: torch.Tensor) -> lam.BayesianEnco
 
 
 @pytest.fixture(scope="module")
-def learnt() -> lam.BayesianEncoder:
+def learned() -> lam.BayesianEncoder:
     train, labels = items(seed=1)
     encoder = encoder_of(train, labels)
     held_out, its_labels = items(seed=2)
@@ -143,24 +143,24 @@ def test_cosines_of_a_gallery_apart_and_of_places() -> None:
     torch.testing.assert_close(cosine, torch.stack([unit[0] @ unit[1], unit[0] @ unit[1], unit.new_tensor(0.0)]))
 
 
-def test_ambiguous_items_get_a_small_kappa_and_strangers_a_small_p_known(learnt: lam.BayesianEncoder) -> None:
+def test_ambiguous_items_get_a_small_kappa_and_strangers_a_small_p_known(learned: lam.BayesianEncoder) -> None:
     features, _ = items(seed=3)
-    embeddings = learnt.embed(features)
+    embeddings = learned.embed(features)
     spread = features[:, -1]
     assert embeddings.kappa_aleatoric is not None
     assert embeddings.p_known is not None
     assert embeddings.kappa_aleatoric[spread < 1].median() > 3 * embeddings.kappa_aleatoric[spread > 3].median()
     assert embeddings.p_known.median() > 0.9
-    strangers = learnt.embed(torch.full((1, 7), -9.0))
+    strangers = learned.embed(torch.full((1, 7), -9.0))
     assert strangers.p_known is not None
     assert strangers.p_known < 0.1
     assert strangers.kappa < embeddings.kappa.min()
-    assert learnt.ambiguity is not None
-    assert learnt.ambiguity.doubts(strangers) == [UNSEEN]
+    assert learned.ambiguity is not None
+    assert learned.ambiguity.doubts(strangers) == [UNSEEN]
     least = embeddings[embeddings.kappa_aleatoric.argmin()[None]]
-    assert learnt.ambiguity.doubts(least)[0] in (SEVERAL, UNSEEN)
+    assert learned.ambiguity.doubts(least)[0] in (SEVERAL, UNSEEN)
     most = embeddings[embeddings.kappa.argmax()[None]]
-    assert learnt.ambiguity.doubts(most) == [""]
+    assert learned.ambiguity.doubts(most) == [""]
 
 
 def at_odds(known: Any) -> Any:
@@ -178,22 +178,22 @@ def resultant_of(embeddings: Embeddings) -> torch.Tensor:
     return at_odds(embeddings.p_known.double()) * ratios[0] * ratios[1]
 
 
-def test_kappa_combines_its_parts(learnt: lam.BayesianEncoder) -> None:
-    embeddings = learnt.embed(items(seed=4)[0])
+def test_kappa_combines_its_parts(learned: lam.BayesianEncoder) -> None:
+    embeddings = learned.embed(items(seed=4)[0])
     resultant = resultant_of(embeddings)
     torch.testing.assert_close(embeddings.resultant.double(), resultant, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(bessel_ratio(6, embeddings.kappa.double()), resultant, rtol=1e-5, atol=1e-6)
     assert (embeddings.kappa >= KAPPA_RANGE[0]).all()
 
 
-def test_resultant_is_the_mean_cosine_of_drawn_matches(learnt: lam.BayesianEncoder) -> None:
+def test_resultant_is_the_mean_cosine_of_drawn_matches(learned: lam.BayesianEncoder) -> None:
     """A true direction is drawn around the embedding, and a match around this direction, or anywhere."""
     n, generator = 200_000, torch.Generator().manual_seed(0)
     wide = Embeddings(*(torch.tensor(value) for value in ([[1.0, 0, 0, 0, 0, 0]], [4.0], [0.5], [0.0])))
-    assert learnt.ambiguity is not None
+    assert learned.ambiguity is not None
     longer = items(seed=4)[0][:1] * torch.linspace(1, 9, 200)[:, None]
-    doubtful = (at_odds(learnt.ambiguity.typicality(longer)) - 0.5).abs().argmin()
-    embeddings = learnt.ambiguity(longer[doubtful][None], wide)
+    doubtful = (at_odds(learned.ambiguity.typicality(longer)) - 0.5).abs().argmin()
+    embeddings = learned.ambiguity(longer[doubtful][None], wide)
     assert embeddings.p_known is not None
     assert 0.3 < at_odds(float(embeddings.p_known)) < 0.7
     assert embeddings.kappa_aleatoric is not None
@@ -206,10 +206,10 @@ def test_resultant_is_the_mean_cosine_of_drawn_matches(learnt: lam.BayesianEncod
 
 
 @pytest.mark.parametrize("kappa", [1e3, 1e6])
-def test_a_large_kappa_keeps_its_digits(learnt: lam.BayesianEncoder, kappa: float) -> None:
-    assert learnt.ambiguity is not None
+def test_a_large_kappa_keeps_its_digits(learned: lam.BayesianEncoder, kappa: float) -> None:
+    assert learned.ambiguity is not None
     alike = NeighbourConcentration(torch.eye(6)[:1], *(torch.tensor(value) for value in (1.0, 1 - 1e-7, 0.0)))
-    sure = replace(learnt.ambiguity, head=alike)
+    sure = replace(learned.ambiguity, head=alike)
     wide = Embeddings(torch.eye(6)[:1], *(torch.tensor([value], dtype=torch.float64) for value in (kappa, 1.0, 0.0)))
     typical = items(seed=4)[0].mean(0, keepdim=True)
     embeddings = sure(typical, wide)
@@ -241,37 +241,37 @@ def test_directions_variance_and_the_posterior_stay_to_the_bit() -> None:
     assert torch.equal(joint.embeddings.kappa, after.kappa)
 
 
-def test_an_item_alone_is_what_it_is_in_any_batch(learnt: lam.BayesianEncoder) -> None:
+def test_an_item_alone_is_what_it_is_in_any_batch(learned: lam.BayesianEncoder) -> None:
     queries = items(seed=5)[0]
-    whole, parts = learnt.embed(queries), learnt.embed(list(queries[:40].split(1)))
+    whole, parts = learned.embed(queries), learned.embed(list(queries[:40].split(1)))
     for name in ("kappa", "kappa_epistemic", "kappa_aleatoric", "p_known"):
         torch.testing.assert_close(getattr(whole, name)[:40], getattr(parts, name), rtol=1e-4, atol=1e-6)
 
 
-def test_a_large_batch_is_recognised_in_parts(learnt: lam.BayesianEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert learnt.ambiguity is not None
+def test_a_large_batch_is_recognised_in_parts(learned: lam.BayesianEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert learned.ambiguity is not None
     rows: list[int] = []
     monkeypatch.setattr(typicality, "nearest_distance", lambda own, others: rows.append(len(own[1])) or own[1].log())
-    assert len(learnt.ambiguity.typicality.scores(items(1300)[0])) == 1300
+    assert len(learned.ambiguity.typicality.scores(items(1300)[0])) == 1300
     assert rows == [512, 512, 276]
 
 
 @pytest.mark.long
-def test_same_seed_same_numbers_and_saved_and_loaded(learnt: lam.BayesianEncoder, tmp_path) -> None:
+def test_same_seed_same_numbers_and_saved_and_loaded(learned: lam.BayesianEncoder, tmp_path) -> None:
     held_out, labels = items(seed=2)
     again = encoder_of(*items(seed=1))
     again.learn_ambiguity([(held_out, labels)])
-    learnt.save(tmp_path / "encoder")
+    learned.save(tmp_path / "encoder")
     loaded = lam.load(tmp_path / "encoder")
     queries = items(seed=5)[0]
-    first = learnt.embed(queries)
+    first = learned.embed(queries)
     for other in (again.embed(queries), loaded.embed(queries)):
         for name in ("kappa", "kappa_epistemic", "kappa_aleatoric", "p_known"):
             assert torch.equal(getattr(first, name), getattr(other, name))
 
 
-def test_rows_are_taken_joined_and_moved_with_their_parts(learnt: lam.BayesianEncoder) -> None:
-    embeddings = learnt.embed(items(seed=5)[0])
+def test_rows_are_taken_joined_and_moved_with_their_parts(learned: lam.BayesianEncoder) -> None:
+    embeddings = learned.embed(items(seed=5)[0])
     halves = Embeddings.concatenate([embeddings[:100], embeddings[100:]]).to("cpu")
     assert halves.p_known is not None
     assert embeddings.p_known is not None
@@ -354,13 +354,13 @@ def test_an_encoder_without_uncertainty_gets_a_kappa(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learnt(form, learnt, tmp_path) -> None:
+def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learned(form, learned, tmp_path) -> None:
     head = KappaHead(7, 16, start=5.0, form=form, seed=3)
     train, labels = items(seed=1)
     encoder = encoder_of(train, labels)
     encoder.learn_ambiguity([items(seed=2)], kappa_head=head)
     features, _ = items(seed=3)
-    embeddings, other = encoder.embed(features), learnt.embed(features)
+    embeddings, other = encoder.embed(features), learned.embed(features)
     assert embeddings.p_known is not None
     assert embeddings.kappa_aleatoric is not None
     assert other.p_known is not None
@@ -400,15 +400,15 @@ def test_any_seed_of_64_bits(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("as_in_production")
-def test_an_encoder_in_place_of_its_kappa_head_is_refused(learnt: lam.BayesianEncoder) -> None:
+def test_an_encoder_in_place_of_its_kappa_head_is_refused(learned: lam.BayesianEncoder) -> None:
     mean = F.normalize(items()[0])
-    head: Any = learnt
+    head: Any = learned
     with pytest.raises(ValueError, match=r"KappaHead, got BayesianEncoder: give encoder.kappa_head"):
         learn(mean, mean, LabelRelevance(items()[1]), kappa_head=head)
 
 
 @pytest.mark.long
-def test_what_cannot_be_learnt_from_is_refused() -> None:
+def test_what_cannot_be_learned_from_is_refused() -> None:
     encoder = encoder_of(*items(seed=1))
     features, labels = items(seed=2)
     with pytest.raises(ValueError, match="20 items.*match.*0"):
@@ -429,9 +429,9 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
         learn(features, features[:, :1], LabelRelevance(labels))
 
 
-def test_tensors_make_it_again(learnt: lam.BayesianEncoder) -> None:
-    assert learnt.ambiguity is not None
-    tensors = learnt.ambiguity.tensors()
+def test_tensors_make_it_again(learned: lam.BayesianEncoder) -> None:
+    assert learned.ambiguity is not None
+    tensors = learned.ambiguity.tensors()
     again = Ambiguity.restored(tensors).tensors()
     assert tensors.keys() == again.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())

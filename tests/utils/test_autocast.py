@@ -206,18 +206,18 @@ def test_a_head_that_turns_autocast_off_is_followed(made: Callable[[nn.Module, A
     same(embedded)
 
 
-def test_ambiguity_is_learnt_without_autocast() -> None:
+def test_ambiguity_is_learned_without_autocast() -> None:
     features, labels, weight, bias = layer()
     held_out = layer(seed=1)[:2]
 
-    def learnt() -> list[Tensor]:
+    def learned() -> list[Tensor]:
         encoder = lam.fit_features(features, labels, weight, bias, margin=0.7)
         encoder.learn_ambiguity([held_out])
         with torch.autocast("cpu", enabled=False):
             embeddings = encoder.embed(features)
         return [embeddings.kappa, *embeddings.parts().values()]
 
-    same(learnt)
+    same(learned)
 
 
 @pytest.mark.parametrize("name", ["deterministic", "laplace_posthoc", "mc_dropout", "pfe", "norm", "knn_distance"])

@@ -1,9 +1,9 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and the rate of false accepts.
 
-A single score, such as the cosine of the first hit, is not learnt from the calibration data. So its threshold keeps the
-target exactly (`lam.retrieval.decisions.conformal`). A probability is learnt from these data, so they are split into
-folds. Each calibration query gets its probability from a function learnt on the other folds. For a new query, this
-function is learnt on all folds. This is a form of cross-conformal prediction.
+A single score, such as the cosine of the first hit, is not learned from calibration data. So its threshold keeps the
+target exactly (`lam.retrieval.decisions.conformal`). A probability is learned from these data, so they are split into
+folds. Each calibration query gets its probability from a function learned on the other folds. For a new query, this
+function is learned on all folds. This is a form of cross-conformal prediction.
 
 The rate of false accepts is at most the target if leaving out a fold changes no decision. (If each new query used the
 functions of all folds in turn, the rate would be at most twice the target for any distribution; Vovk 2015; Barber,

@@ -91,7 +91,7 @@ class UnmatchedQueries:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Thresholds, probabilities and sets learnt on held-out data, for new queries.
+    """Thresholds, probabilities and sets learned on held-out data, for new queries.
 
     Attributes:
         key: fingerprint of the network, posterior and preprocessing.
@@ -108,9 +108,9 @@ class Calibration:
         nearest: number of neighbours of each score; replaces `Score.k`.
         reference: features of known items, if any.
         verifier: decides on pairs of images; None without pairs.
-        unseen: p-values of new classes, with sorted `label_key`s as labels; None if not learnt.
+        unseen: p-values of new classes, with sorted `label_key`s as labels; None if not learned.
         unmatched: queries that bound false accepts in a part of the gallery; None for a gallery without labels.
-        intervals: intervals for the cosine between a hit and another image of the query's class, if learnt.
+        intervals: intervals for the cosine between a hit and another image of the query's class, if learned.
         facts: further facts, as JSON.
     """
 
@@ -329,7 +329,7 @@ class Calibration:
             ValueError: for two different shapes, or a calibration that has no pairs, or too few pairs for the target.
         """
         if self.verifier is None:
-            raise ValueError("this calibration was learnt without pairs of images: run `lam calibrate` again")
+            raise ValueError("this calibration was learned without pairs of images: run `lam calibrate` again")
         if first.mean.shape != second.mean.shape:
             raise ValueError(
                 "first and second must be equal in number and dimension, "

@@ -28,7 +28,7 @@ _SPARE = 2  # wrong answers that the first threshold allows, if there are enough
 
 @dataclass(frozen=True, eq=False)
 class ConformalScores:
-    """Rates at which a score exceeds thresholds, learnt from N calibration scores.
+    """Rates at which a score exceeds thresholds, learned from N calibration scores.
 
     Scores of one class may depend on each other. With `classes`, the exchangeable units are C classes instead of N
     scores. The promise is then about a random item of a new class; see `threshold`.
@@ -143,7 +143,7 @@ class ConformalScores:
         return int(torch.searchsorted(self.scores, threshold, right=True))
 
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
-        """Confidence interval of the rate at which new scores exceed a threshold, fixed or learnt by `threshold`.
+        """Confidence interval of the rate at which new scores exceed a threshold, fixed or learned by `threshold`.
 
         Without classes, this is the Clopper-Pearson interval, which covers the rate with probability `level` or more.
         With classes, the classes are resampled, and the ends are percentiles of the mean of F_c (see `threshold`).

@@ -82,7 +82,7 @@ class Evidence:
         """Compute (N, F) statistics for `queries`, `no_match`, `strangers` and `simulated`.
 
         `fit` learns from evidence, and returns a function that maps scores of N searches to (F, N) statistics. Each
-        search gets its statistics from a function learnt on the other folds.
+        search gets its statistics from a function learned on the other folds.
         """
         groups = self.queries, self.no_match, self.strangers, self.simulated
         parts: list[list[Tensor]] = [[] for _ in groups]

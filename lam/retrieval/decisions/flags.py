@@ -148,7 +148,7 @@ def _needs(scores: Sequence[str], *evidence: str) -> bool:
 def _evidence(names: tuple[str, ...]) -> str:
     words = {
         "embeddings": "embeddings",
-        "parts": "an encoder that has learnt ambiguity",
+        "parts": "an encoder that has learned ambiguity",
         "features": "features",
         "reference": "reference features of known items",
         "labelled": "reference features with labels",

@@ -1,6 +1,6 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
-The probability is learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
+The probability is learned in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
 the cosine of the first hit alone. To find the threshold, the part is searched for the `UnmatchedQueries` without a
 match there. Their cosines are exchangeable with the cosine of a new query without a match, so the threshold keeps the
 target (`lam.retrieval.decisions.conformal`). The choice of the part must not depend on these queries.
@@ -80,10 +80,10 @@ def _rows_for_bound(unmatched: UnmatchedQueries, labels: Int64[Tensor, " G"], fa
 
 
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
-    """The calibration for a part of the gallery: it accepts by cosine, with thresholds learnt from `scores`.
+    """The calibration for a part of the gallery: it accepts by cosine, with thresholds learned from `scores`.
 
     The flag uses no hits, so its error rate also holds for the part. Probabilities, conformal sets and the limit on
-    wrong answers hold only for the whole gallery, for which they are learnt.
+    wrong answers hold only for the whole gallery, for which they are learned.
     """
     last = calibration.acceptances[-1]  # it needs the least evidence of a query
     acceptance = replace(

@@ -1,6 +1,6 @@
 """`judge` decides on hits of any vector store; `calibrate_vectors` learns the calibration from the store's vectors.
 
-The hits must meet these conditions, because thresholds and probabilities are learnt from cosines of exact searches:
+The hits must meet these conditions, because thresholds and probabilities are learned from cosines of exact searches:
 
 - Vectors are `Embeddings.mean`, by the same encoder as for the queries, and with the same number of samples, if any.
 - Scores are cosines, best first; convert other scores. pgvector (`<=>`) and Chroma (space `cosine`) give
@@ -51,7 +51,7 @@ def judge(
     """Decisions on Q queries from the hits of any vector store.
 
     Args:
-        calibration: learnt with the same encoder and gallery; the gallery may have grown or shrunk by a fifth.
+        calibration: learned with the same encoder and gallery; the gallery may have grown or shrunk by a fifth.
         queries: embeddings of the queries.
         scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
         labels: (Q, K) labels of the hits, lists, an array or a table of strings, "" for a hit without a label; None for

@@ -74,8 +74,8 @@ class OneClassModel:
         ranks: function from each of these scores to log odds of ranks.
         mean: (E,) mean log odds of the evidence.
         precision: (E, E) inverse of the shrunk covariance of these log odds.
-        of_distance: function from distances to log odds of ranks, learnt from cross-validated distances.
-        of_surprise: function from joint surprises to log odds of ranks, learnt from cross-validated surprises.
+        of_distance: function from distances to log odds of ranks, learned from cross-validated distances.
+        of_surprise: function from joint surprises to log odds of ranks, learned from cross-validated surprises.
         unusual: sorted strangeness of the calibration queries.
     """
 
@@ -181,7 +181,7 @@ class DensityRatio:
         regression: P(known | scores) among the training queries.
         odds: total weight of the strangers or the mixture over total weight of the known queries, in training.
         share: π.
-        is_mixture: whether the regression was learnt from a mixture, not from strangers.
+        is_mixture: whether the regression was learned from a mixture, not from strangers.
         interval: confidence interval of π at 0.95, if π was estimated.
     """
 

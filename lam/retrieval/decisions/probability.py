@@ -258,7 +258,7 @@ class Correctness:
 
 
 def cross_validated(scores: Scores, correct: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """The probability of each search, from a `Correctness` learnt on the other folds."""
+    """The probability of each search, from a `Correctness` learned on the other folds."""
     probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
         probability[fold] = Correctness.fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))

@@ -1,4 +1,4 @@
-"""p-values of "the item's class is new" and "the item's class is in the gallery", learnt without held-out classes.
+"""p-values of "the item's class is new" and "the item's class is in the gallery", learned without held-out classes.
 
 An item that is the only one of its class stands in for a stranger, because it was a stranger when it arrived.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class UnseenClasses:
-    """p-values of "a new item's class is new" and of "its class is in the gallery", learnt from N gallery items.
+    """p-values of "a new item's class is new" and of "its class is in the gallery", learned from N gallery items.
 
     Exactly one of the two hypotheses is true. If the p-value of one is at most a level α, the answer is the other one.
     At most a share α of all items gets a false answer, in the mean over galleries and new items, for any N and any

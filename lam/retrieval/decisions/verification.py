@@ -45,7 +45,7 @@ def draw_pairs(
 
 @dataclass(frozen=True, eq=False)
 class Verifier:
-    """A match threshold and probability for pairs of images, learnt from held-out pairs.
+    """A match threshold and probability for pairs of images, learned from held-out pairs.
 
     Attributes:
         impostors: cosines of pairs that do not match: of known items, or of strangers with gallery items.

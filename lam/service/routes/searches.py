@@ -94,7 +94,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     async def part_searched(filter: str | None, min_probability: float) -> queries.Part | None:
         if filter is not None and min_probability > 0:
-            what = "a filtered search has no probability: it was learnt for the whole gallery"
+            what = "a filtered search has no probability: it was learned for the whole gallery"
             raise Refusal(422, what, allowed="filter without min_probability")
         return await schema.part_of(engine, filter)
 

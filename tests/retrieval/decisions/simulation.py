@@ -97,8 +97,8 @@ def rates(
         return answers[-1]
 
     def fit_again() -> Callable[[Evidence], MatchProbability]:
-        learnt = iter(answers)  # of the same parts, in the same order
-        return lambda _: next(learnt)
+        learned = iter(answers)  # of the same parts, in the same order
+        return lambda _: next(learned)
 
     scores, _, without = world.known(new, generator)
     has_match = torch.arange(new) % 10 != 9
@@ -110,9 +110,9 @@ def rates(
         for event, queries in ((NO_MATCH, without), (STRANGERS, foreign)):
             options = {"of_strangers": event == STRANGERS, "classes": classes}
             by = None if accept == DEFAULT else accept
-            learnt, _ = Acceptance.fit(evidence, fit_again(), accept=by, **options)
-            statistic = learnt.statistic(queries, learnt.match_probability(queries))
-            found |= {(event, accept, at): _share_above(statistic, learnt.false_accepts, at) for at in targets}
+            learned, _ = Acceptance.fit(evidence, fit_again(), accept=by, **options)
+            statistic = learned.statistic(queries, learned.match_probability(queries))
+            found |= {(event, accept, at): _share_above(statistic, learned.false_accepts, at) for at in targets}
     detector = OodDetector.fit(evidence)
     ood_score = detector.ood_score(COMBINED, asked)
     found |= {(FLAGS, COMBINED, at): _share_above(ood_score, detector.conformal_scores(COMBINED), at) for at in targets}

@@ -59,12 +59,12 @@ def _fit(evidence: Evidence, accept: str | None = None) -> Acceptance:
     return Acceptance.fit(evidence, MatchProbability.fit, accept=accept)[0]
 
 
-def test_a_single_score_is_the_same_function_whatever_was_learnt() -> None:
+def test_a_single_score_is_the_same_function_whatever_was_learned() -> None:
     """So its threshold is exact, and its rate follows the law of `ConformalScores`."""
     evidence, classes = WORLDS["useful"].evidence(50, torch.Generator().manual_seed(0))
     for name in NAMES:
-        learnt = _fit(evidence, name)
-        assert torch.equal(learnt.false_accepts.scores, (-evidence.no_match.scores[name]).sort().values)
+        learned = _fit(evidence, name)
+        assert torch.equal(learned.false_accepts.scores, (-evidence.no_match.scores[name]).sort().values)
         of_strangers, _ = Acceptance.fit(
             evidence, MatchProbability.fit, accept=name, of_strangers=True, classes=classes
         )
@@ -72,24 +72,24 @@ def test_a_single_score_is_the_same_function_whatever_was_learnt() -> None:
         assert of_strangers.false_accepts.n_units == 50
         none = torch.full((50,), torch.nan, dtype=torch.float64)
         scores = evidence.queries.scores
-        assert torch.equal(learnt.statistic(scores, none), -scores[name])
+        assert torch.equal(learned.statistic(scores, none), -scores[name])
         right = torch.where(evidence.right, -scores[name], -torch.inf)[evidence.has_match]
-        assert torch.equal(learnt.right_hits, right.sort().values)
-        assert name in learnt.evidence
+        assert torch.equal(learned.right_hits, right.sort().values)
+        assert name in learned.evidence
 
 
 def test_the_probability_is_that_of_the_answer_and_its_scores_are_out_of_fold() -> None:
     evidence, _ = WORLDS["useful"].evidence(60, torch.Generator().manual_seed(0))
-    learnt, right = Acceptance.fit(evidence, MatchProbability.fit, accept=PROBABILITY)
+    learned, right = Acceptance.fit(evidence, MatchProbability.fit, accept=PROBABILITY)
     without, of_known = torch.empty(60, dtype=torch.float64), torch.empty(60, dtype=torch.float64)
     for fold in range(5):
         answer, held = MatchProbability.fit(evidence.without(fold)), evidence.queries.fold == fold
         without[held] = answer(evidence.no_match[held].scores)
         of_known[held] = answer.right(evidence.queries[held].scores)
-    assert torch.equal(learnt.false_accepts.scores, without.sort().values)
+    assert torch.equal(learned.false_accepts.scores, without.sort().values)
     assert torch.equal(right, of_known[evidence.has_match])
-    assert learnt.match_probability == MatchProbability.fit(evidence)
-    assert learnt.evidence == learnt.match_probability.evidence
+    assert learned.match_probability == MatchProbability.fit(evidence)
+    assert learned.evidence == learned.match_probability.evidence
 
 
 def _split(n: int, *telling: str, apart: float = 3.0, seed: int = 0) -> Evidence:
@@ -105,11 +105,11 @@ def _split(n: int, *telling: str, apart: float = 3.0, seed: int = 0) -> Evidence
 
 
 @pytest.mark.parametrize("name", ["kappa", "knn"])
-def test_a_perfect_score_decides_where_little_can_be_learnt(name: str) -> None:
+def test_a_perfect_score_decides_where_little_can_be_learned(name: str) -> None:
     for seed in range(5):
-        learnt = _fit(_split(9, name, apart=30.0, seed=seed))
-        assert learnt.accept == name
-        assert float(learnt.right_hits.min()) > float(learnt.false_accepts.scores[-1])
+        learned = _fit(_split(9, name, apart=30.0, seed=seed))
+        assert learned.accept == name
+        assert float(learned.right_hits.min()) > float(learned.false_accepts.scores[-1])
 
 
 def test_a_score_with_many_ties_at_its_best_does_not_decide() -> None:

@@ -171,11 +171,11 @@ def test_false_accepts_are_promised_of_the_strangers_where_that_is_asked_for() -
     strangers, hits = _strangers(gallery)
     classes = torch.arange(100) // 5
     given = OtherQueries(strangers[:100], hits.scores[:100], classes=classes)
-    promised, learnt_from = (_calibration(strangers=given, of_strangers=of) for of in (True, False))
+    promised, learned_from = (_calibration(strangers=given, of_strangers=of) for of in (True, False))
     assert (promised.false_accepts.n_units, len(promised.false_accepts)) == (20, 100)
     assert promised.false_accepts.rate(promised.accept_above) <= 0.05
-    assert learnt_from.false_accepts.classes is None
-    assert len(learnt_from.false_accepts) == 400
+    assert learned_from.false_accepts.classes is None
+    assert len(learned_from.false_accepts) == 400
     with pytest.raises(ValueError, match="target far .*0.01.*99 classes, got 20"):
         _calibration(strangers=given, targets=replace(TARGETS, far=0.01))
 

@@ -60,7 +60,7 @@ def test_intervals_hold_any_rate_at_least_as_often_as_they_say(n: int) -> None:
 
 @pytest.mark.parametrize("level", [0.5, 0.95])
 @pytest.mark.parametrize(("n", "target"), [(19, 0.05), (99, 0.01), (500, 0.05), (1000, 0.001)])
-def test_intervals_of_a_threshold_that_was_learnt_hold_its_rate(n: int, target: float, level: float) -> None:
+def test_intervals_of_a_threshold_that_was_learned_hold_its_rate(n: int, target: float, level: float) -> None:
     """Exactly, by the law of the rate over calibration sets; the upper end misses exactly as often as allowed."""
     tail = ConformalScores.of(torch.arange(float(n)))
     low, high = tail.interval(tail.threshold(target), level=level)

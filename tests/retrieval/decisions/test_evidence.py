@@ -1,4 +1,4 @@
-"""Evidence in folds: statistics of a fold are learnt on the other folds, and a query is in one fold."""
+"""Evidence in folds: statistics of a fold are learned on the other folds, and a query is in one fold."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def evidence() -> Evidence:
 
 
 def _means(part: Evidence) -> Callable[[Scores], Tensor]:
-    """Differences to two means of the training part: statistics that show the data they were learnt from."""
+    """Differences to two means of the training part: statistics that show the data they were learned from."""
     of_known, of_strangers = part.known["knn"].mean(), part.strangers.scores["knn"].mean()
     return lambda scores: torch.stack([scores["knn"] - of_known, scores["knn"] - of_strangers])
 

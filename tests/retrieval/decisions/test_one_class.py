@@ -39,8 +39,8 @@ def test_p_known_is_that_of_a_slow_twin() -> None:
     old, later = ({name: values.double().numpy() for name, values in of.items()} for of in (scores, new))
     x, z = (np.stack([_extended(old[name], of[name]) for name in known.evidence], 1) for of in (old, later))
 
-    def surprise(learnt: dict[str, np.ndarray], of: dict[str, np.ndarray]) -> np.ndarray:
-        shares = [1 / (1 + np.exp(-_extended(learnt[name], of[name]))) for name in ("knn", "mean_cosine")]
+    def surprise(learned: dict[str, np.ndarray], of: dict[str, np.ndarray]) -> np.ndarray:
+        shares = [1 / (1 + np.exp(-_extended(learned[name], of[name]))) for name in ("knn", "mean_cosine")]
         return -np.log(((1 - np.array(shares)) ** -0.5).mean(0) ** -2)
 
     distances, surprises = np.zeros(200), np.zeros(200)

@@ -1,4 +1,4 @@
-"""P(first hit is right): learnt from many scores, calibrated, and explained by shares."""
+"""P(first hit is right): learned from many scores, calibrated, and explained by shares."""
 
 import json
 import math
@@ -64,20 +64,20 @@ def test_the_probability_is_that_of_a_slow_twin() -> None:
     right = correct.numpy()
     sums, losses = {}, {}
 
-    def learnt(rows: np.ndarray, outcomes: np.ndarray, penalty: float) -> LogisticRegression:
+    def learned(rows: np.ndarray, outcomes: np.ndarray, penalty: float) -> LogisticRegression:
         more = np.vstack([rows, rows.min(0), rows.max(0)])
         return LogisticRegression(C=penalty, solver="newton-cholesky").fit(more, np.append(outcomes, [True, False]))
 
     for penalty in (0.01, 0.1, 1.0):
         sums[penalty] = np.zeros(300)
         for fold, rest in folds(300):
-            part = learnt(x[rest.numpy()], right[rest.numpy()], penalty)
+            part = learned(x[rest.numpy()], right[rest.numpy()], penalty)
             sums[penalty][fold.numpy()] = part.decision_function(x[fold.numpy()])
         chance = 1 / (1 + np.exp(-sums[penalty]))
         losses[penalty] = -np.log(np.where(right, chance, 1 - chance)).mean()
     best = min(losses, key=losses.__getitem__)
     rising = IsotonicRegression(out_of_bounds="clip").fit(sums[best], right)
-    total = learnt(x, right, best).decision_function(x)
+    total = learned(x, right, best).decision_function(x)
     levels = np.interp(total, rising.X_thresholds_, rising.y_thresholds_.clip(1 / 302, 301 / 302))
     expected = (300 * levels + 300 / (1 + np.exp(-total))) / 600
     np.testing.assert_allclose(model(scores).numpy(), expected, atol=1e-5)
@@ -114,7 +114,7 @@ def test_the_order_stays_where_the_levels_do_not_tell() -> None:
     assert torch.equal(flat.argsort(), total.argsort())
 
 
-def test_with_few_mistakes_one_score_is_what_can_be_learnt_from() -> None:
+def test_with_few_mistakes_one_score_is_what_can_be_learned_from() -> None:
     scores, correct = _searches(200, seed=5, shift=9.0)
     correct[: MIN_PER_OUTCOME - 1] = False
     assert Correctness.fit(scores, correct).evidence == ("cosine",)

@@ -108,7 +108,7 @@ def test_what_cannot_be_promised_accepts_nothing() -> None:
 
 @pytest.mark.slow
 def test_of_those_answered_few_are_wrong_in_nineteen_of_twenty_calibrations() -> None:
-    """By the cross-validated statistics of the learnt probability; the confidence is 0.95."""
+    """By the cross-validated statistics of the learned probability; the confidence is 0.95."""
     target, broken = 0.2, 0
     for seed in range(100):
         answered, wrong = _answered(_calibrated(1000 + seed, wrong=target), 5000 + seed)

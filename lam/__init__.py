@@ -5,7 +5,6 @@ distribution with a concentration κ. `evaluate` measures whether κ can be trus
 explains the letters in shapes, such as N items and D embedding dimensions.
 """
 
-import lam_command as _  # noqa: F401, lets Ctrl-C end `python -m lam` quietly during the next imports
 from lam.encoders.base import Encoder
 from lam.encoders.batches import HeldOut
 from lam.encoders.bayesian import BayesianEncoder

@@ -2,7 +2,7 @@
 
 import sys
 
-from lam_command import main
+from lam.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

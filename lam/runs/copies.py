@@ -222,5 +222,6 @@ def _counts(copies: Sequence[Copy]) -> str:
             "in an OOD set": len(some) - len(inside),
         }
         where = [f"{number} {place}" for place, number in numbers.items() if number]
-        counts += [f"{len(some)} {kind} copies" + (f" ({', '.join(where)})" if where else "")] * bool(some)
+        noun = "copy" if len(some) == 1 else "copies"
+        counts += [f"{len(some)} {kind} {noun}" + (f" ({', '.join(where)})" if where else "")] * bool(some)
     return "the data hold " + " and ".join(counts)

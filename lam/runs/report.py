@@ -201,7 +201,7 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
     if skipped := metrics.get("batches_without_positives", 0):
         yield f"{skipped} batches of training held no positive pair and were skipped."
     if left_out := evaluation.metrics["n_without_relevant"]:
-        yield f"{left_out} queries have no relevant item and are left out of retrieval metrics."
+        yield f"Queries without a relevant item, left out of retrieval metrics: {left_out}."
     if capped := int(evaluation.embeddings.capped.sum()):
         yield f"{capped} of {len(evaluation.queries)} embeddings have a κ at an end of its range: only a bound."
     if encoder.ambiguity is None:

@@ -68,6 +68,7 @@ def test_exact_copies_are_found_with_their_originals(copied: Splits, tmp_path: P
     remark = remark_on(copies, "keep")
     assert remark is not None
     assert "2 exact copies (2 in another split, 1 under another label)" in remark
+    assert "hold 1 exact copy (1 in another split)" in str(remark_on(copies[:1], "keep"))
     write_copies(copies, tmp_path)
     assert read_copies(tmp_path) == copies
     with pytest.raises(ValueError, match=r"2 exact copies .*same.png \(train\) of .*0.png"):

@@ -241,7 +241,7 @@ def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
     plots = reported(run_copy, test, evaluation, "a.csv is read as values separated by tabs")
     assert {path.stem for path in plots} == {"extremes", "kappa", "tuning"}
     report = (run_copy / "report.html").read_text(encoding="utf-8")
-    assert "4 queries have no relevant item" in report
+    assert "Queries without a relevant item, left out of retrieval metrics: 4." in report
     assert "a.csv is read as values separated by tabs" in report
 
 

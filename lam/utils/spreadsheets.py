@@ -15,9 +15,10 @@ _ROWS = 64  # rows unpacked at once: few, because a small file may hold a long t
 
 
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
-    """Number and values of each non-empty row of the first sheet, padded to the width of the first such row; no blanks.
+    """Number and values of each non-empty row of the first sheet, padded to the width of the first such row.
 
-    A `ValueError` for another or damaged file, over 1 GiB unpacked, or a row beyond 2²⁰; or without openpyxl.
+    A cell of blanks counts as empty. A `ValueError` for another or damaged file, over 1 GiB unpacked, or a row beyond
+    2²⁰; or without openpyxl.
     """
     library, rows, n_cells = _library("openpyxl", path), [], 0
     try:

@@ -147,8 +147,8 @@ class Table:
         """The values of each row by column name, except the columns `without` and empty cells of CSV or Excel files.
 
         A CSV column of numbers, without exponents or leading zeros, becomes numbers; ids remain texts. A `Note` names
-        a column of numbers that remains text, so that no range of a filter finds it: up to a tenth of its values are no
-        plain numbers, all others have a decimal comma, or a last 0 distinguishes values such as 1.1 and 1.10.
+        a column of numbers that remains text, so that no range of a filter finds it: up to a tenth of its values are
+        not plain numbers, all others have a decimal comma, or a last 0 distinguishes values such as 1.1 and 1.10.
         """
         named = {name: column for name, column in self.columns.items() if name and name not in without}
         if self.values:

@@ -107,7 +107,7 @@ class Curvature(ABC):
             raise ValueError(f"{type(self).__name__} must have {' and '.join(self.unset)}, got None")
 
     def non_negative(self: Same) -> Iterable[Same]:
-        """Other curvatures of the same loss, which are never negative; by default, there are none known."""
+        """Other curvatures of the same loss, never negative; empty by default."""
         return ()
 
     @property

@@ -2,14 +2,15 @@
 
     apt-get install oxygen-icon-theme gnome-icon-theme tango-icon-theme mate-icon-theme elementary-xfce-icon-theme \
         papirus-icon-theme breeze-icon-theme faenza-icon-theme moka-icon-theme numix-icon-theme deepin-icon-theme \
-        suru-icon-theme obsidian-icon-theme adwaita-icon-theme lxde-icon-theme wordnet-base librsvg2-bin
-    python benchmarks/new_data.py --work FOLDER [--data icons definitions] [--seeds 0 1 2]
+        suru-icon-theme obsidian-icon-theme adwaita-icon-theme lxde-icon-theme wordnet-base librsvg2-bin ufoai-textures
+    python benchmarks/new_data.py --work FOLDER [--data icons definitions surfaces] [--seeds 0 1 2]
 
 `icons` are pictures of 18 icon themes of Debian; the class is the icon's name, and the themes are by different artists.
-`definitions` come from WordNet; the class is the lexicographer's file (animals, food, motion, ...). lam never sees some
-classes (`strangers`). Of the other classes, it trains on the items in `gallery`, indexes them, calibrates on the items
-in `calibration` and searches for the items in `queries`, by its defaults. It also calibrates without `calibration`, on
-the run's validation split.
+`definitions` come from WordNet; the class is the lexicographer's file (animals, food, motion, ...). `surfaces` are
+parts of photographs of walls, floors and ground, turned and in another light; the class is the photograph. lam never
+sees some classes (`strangers`). Of the other classes, it trains on the items in `gallery`, indexes them, calibrates on
+the items in `calibration` and searches for the items in `queries`, by its defaults. It also calibrates without
+`calibration`, on the run's validation split.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import io
 import random
 import re
 import subprocess
+import zipfile
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance
 from timing import kept, write
 
 from lam.cli import main as lam
@@ -33,6 +35,8 @@ from lam.retrieval.metrics.ood import auroc
 from lam.runs.search import search
 
 ICONS, WORDNET = Path("/usr/share/icons"), Path("/usr/share/wordnet")
+TEXTURES = Path("/usr/share/games/ufoai/base/0textures.pk3")
+SURFACES = re.compile(r"textures/tex_(buildings|nature|material|mattn)/\w*(?<!_[nsgr]m)\.(jpg|png)")  # no normal maps
 THEMES = (
     *("Adwaita", "Faba", "Faenza", "Moka", "Numix", "Obsidian", "Papirus", "Sea", "Tango", "Vintage"),
     *("bloom", "breeze", "elementary-xfce", "gnome", "mate", "nuoveXT2", "oxygen", "suru"),
@@ -40,7 +44,6 @@ THEMES = (
 KINDS = {"apps", "devices", "mimetypes", "mimes", "places", "categories"}
 SIZE = 96  # pixels
 OWN = ", validation split"
-SUFFIX = {"icons": "", "definitions": ".csv"}
 
 
 def icon_files() -> dict[str, list[Path]]:
@@ -121,13 +124,55 @@ def write_definitions(folder: Path, seed: int) -> None:
             csv.writer(file).writerows([("text", "label"), *of_part])
 
 
+def photographs() -> list[Image.Image]:
+    """The opaque photographs of at least 256 pixels, without near copies (means of 8 x 8 cells within 6 of 255)."""
+    found, seen = list[Image.Image](), list[np.ndarray]()
+    with zipfile.ZipFile(TEXTURES) as archive:
+        for name in sorted(filter(SURFACES.fullmatch, archive.namelist())):
+            picture = Image.open(io.BytesIO(archive.read(name)))
+            if picture.mode not in ("RGB", "P") or "transparency" in picture.info or min(picture.size) < 256:
+                continue
+            picture = picture.convert("RGB")
+            cells = np.asarray(picture.resize((8, 8), Image.Resampling.BOX), dtype=float)
+            if cells.std() > 4 and all(abs(cells - other).mean() > 6 for other in seen):
+                found.append(picture)
+                seen.append(cells)
+    return found
+
+
+def photographed(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """A part of a picture, turned by up to 20 degrees, in another light and colour."""
+    side = round(draw.uniform(0.4, 0.7) * min(picture.size))
+    left, top = (draw.randrange(extent - side + 1) for extent in picture.size)
+    part = picture.crop((left, top, left + side, top + side)).rotate(draw.uniform(-20, 20), Image.Resampling.BICUBIC)
+    edge = side // 6  # the corners that the rotation leaves empty
+    part = part.crop((edge, edge, side - edge, side - edge)).resize((2 * SIZE, 2 * SIZE), Image.Resampling.LANCZOS)
+    for change in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        part = change(part).enhance(draw.uniform(0.6, 1.4))
+    return part
+
+
+def write_surfaces(folder: Path, seed: int) -> None:
+    """Folders of 200 classes for the four parts, with ten pictures of each photograph."""
+    draw = random.Random(seed)
+    for number, picture in enumerate(draw.sample(photographs(), 200)):
+        for item in range(10):
+            held_out = "queries" if item < 2 else "calibration" if item < 4 else "gallery"
+            part = folder / ("strangers" if number < 60 else held_out) / f"surface {number}"
+            part.mkdir(parents=True, exist_ok=True)
+            photographed(picture, draw).save(part / f"{item}.jpg", quality=draw.randrange(40, 95))
+
+
+WRITERS = {"icons": write_icons, "definitions": write_definitions, "surfaces": write_surfaces}
+
+
 def searched(run: Path, folder: Path, part: str) -> tuple[list[str], Any]:
     """The classes of a part's items, and what a search for them finds."""
     if (table := folder / f"{part}.csv").exists():
         with table.open(newline="") as file:
             texts, labels = zip(*list(csv.reader(file))[1:], strict=True)
         return list(labels), search(run, texts=texts, k=1)
-    files = sorted((folder / part).glob("*/*.png"))
+    files = sorted((folder / part).glob("*/*"))
     return [file.parent.name for file in files], search(run, *files, k=1)
 
 
@@ -168,16 +213,18 @@ def measure(run: Path, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Decisions on data that no default was chosen on.")
     parser.add_argument("--work", type=Path, required=True, help="folder for data and runs; finished runs are kept")
-    parser.add_argument("--data", nargs="+", choices=("icons", "definitions"), default=["icons", "definitions"])
+    parser.add_argument("--data", nargs="+", choices=WRITERS, default=list(WRITERS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options = parser.parse_args()
     for seed in options.seeds:
         for data in options.data:
             folder, run = options.work / f"{data}-{seed}", options.work / f"run-{data}-{seed}"
             if not folder.exists():
-                (write_icons if data == "icons" else write_definitions)(folder, seed)
-            kind, words = ("folder", ["--network.name=efficientnet_lite0"]) if data == "icons" else ("texts", [])
-            gallery, calibration = (folder / f"{part}{SUFFIX[data]}" for part in ("gallery", "calibration"))
+                WRITERS[data](folder, seed)
+            suffix, kind, words = "", "folder", ["--network.name=efficientnet_lite0"]
+            if data == "definitions":
+                suffix, kind, words = ".csv", "texts", []
+            gallery, calibration = (folder / f"{part}{suffix}" for part in ("gallery", "calibration"))
             words += [f"--data.root={gallery}", f"--seed={seed}", f"--output={run}"]
             assert lam(["run", kind, "laplace_posthoc", *words, "--quiet"]) == 0
             assert lam(["index", str(run), str(gallery), "--quiet"]) == 0

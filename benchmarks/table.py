@@ -332,9 +332,10 @@ def new_data() -> list[Row]:
     figures = ["recall@1", *(f"auroc_right_{score}" for score in ("cosine", "kappa", "probability"))]
     figures += ["false_accepts", "false_flags", "ece_probability"]
     results, rows = read("new_data"), list[Row]([["data (draws)", *heads]])
-    for data in (f"{name}{split}" for split in ("", ", validation split") for name in ("icons", "definitions")):
-        seeds = [one for name, one in results.items() if name.rsplit(maxsplit=1)[0] == data]
-        rows.append([f"{data} ({len(seeds)})", *(spread_of([one[figure] for one in seeds], 3) for figure in figures)])
+    for data in ("icons", "definitions", "surfaces"):
+        seeds = [[results[f"{data}{split} {seed}"] for seed in range(3)] for split in ("", ", validation split")]
+        spreads = [[spread_of([one[figure] for one in kind], 3) for kind in seeds] for figure in figures]
+        rows.append([f"{data} (3)", *(", ".join(dict.fromkeys(both)) for both in spreads)])
     return rows
 
 

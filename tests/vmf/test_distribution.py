@@ -278,7 +278,7 @@ class TestErrors:
 
     def test_loc(self) -> None:
         loc = directions(4, 3)
-        loc[2] *= 0.5
+        loc[2] = 0.5 * torch.eye(3)[2]  # its norm is 0.5 on every processor
         with pytest.raises(ValueError, match="loc.*unit length.*0.5.*index 2"):
             VonMisesFisher(loc, torch.ones(4))
 

@@ -128,7 +128,7 @@ def test_a_filter_that_is_no_function_is_refused() -> None:
         )
 
 
-@pytest.mark.filterwarnings("ignore:the gallery holds")
+@pytest.mark.filterwarnings("ignore:the gallery's size")
 def test_relevances_of_all_ranks_are_shares_of_right_documents(store: LamVectorStore) -> None:
     """For half of the queries, the store lacks their class, as the calibration assumes. This causes the warning."""
     documents = store.similarity_search(KNOWN, k=1000)
@@ -153,7 +153,7 @@ def test_the_second_label_is_judged_as_if_the_first_were_not_there(store: LamVec
     without = LamVectorStore(store.embeddings, store._calibration)
     rest = [document for document in store.similarity_search(KNOWN, k=1000) if document.metadata["label"] != first]
     without.add_documents(rest)
-    with pytest.warns(UserWarning, match=f"holds {len(rest)} items"):
+    with pytest.warns(UserWarning, match=f"size is {len(rest)}"):
         expected = without.similarity_search_with_relevance_scores("rail flour piano", k=1)[0][1]
     second = next(relevance for document, relevance in found if document.metadata["label"] != first)
     assert second == pytest.approx((1 - found[0][1]) * expected, abs=1e-5)
@@ -248,15 +248,15 @@ def test_a_number_is_the_id_that_it_was_when_added() -> None:
 
 def test_an_empty_store_has_no_answer(run: Run) -> None:
     store = LamVectorStore(LamEmbeddings(run.encoder), run.calibration)
-    with pytest.warns(UserWarning, match="holds 0 items"):
+    with pytest.warns(UserWarning, match="size is 0"):
         assert store.similarity_search_with_relevance_scores(KNOWN) == []
-    with pytest.warns(UserWarning, match="holds 0 items"), pytest.raises(UnknownQueryError):
+    with pytest.warns(UserWarning, match="size is 0"), pytest.raises(UnknownQueryError):
         LamRetriever(store=store, on_unknown="raise").invoke(KNOWN)
 
 
 def test_a_store_of_another_size_than_the_calibration_warns(run: Run) -> None:
     store = LamVectorStore.from_texts(list(TOPICS.values()), LamEmbeddings(run.encoder), calibration=run.calibration)
-    with pytest.warns(UserWarning, match="4 items.*calibration"):
+    with pytest.warns(UserWarning, match="size is 4.*calibration"):
         found = store.similarity_search_with_relevance_scores(KNOWN, k=2)
     assert len(found) == 2
 

@@ -113,11 +113,11 @@ def test_the_query_is_needed(topics_run: Path, index: VectorStoreIndex) -> None:
 
 
 def test_an_index_of_another_size_than_the_calibration_warns(topics_run: Path, index: VectorStoreIndex) -> None:
-    with pytest.warns(UserWarning, match="holds 5000 items"):
+    with pytest.warns(UserWarning, match="size is 5000"):
         postprocessor(topics_run, gallery_size=5000).postprocess_nodes(found(index, QUERY), query_str=QUERY)
     small = postprocessor(topics_run)
     small.calibration = replace(small.calibration, gallery_size=30)
-    with pytest.warns(UserWarning, match="50 items.*calibration.*30"):
+    with pytest.warns(UserWarning, match="size is 50.*30.*calibration"):
         small.postprocess_nodes(found(index, QUERY), query_str=QUERY)
 
 

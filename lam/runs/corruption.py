@@ -96,6 +96,11 @@ class CorruptionCurve:
         return self.correct.double().mean(1)
 
     @property
+    def median_kappa(self) -> Float[Tensor, " V"]:
+        """(V,) median κ at each severity; of an even number of queries, the mean of the two middle values."""
+        return self.kappa.double().quantile(0.5, dim=1)
+
+    @property
     def trend(self) -> float:
         """Spearman's correlation of severity and κ, mean over queries; −1 if κ always falls, NaN if κ never changes."""
         return _trend(self.kappa)
@@ -175,7 +180,7 @@ def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool
             name = f"{kind}_{severity}" if severity else "clean"
             values[f"{name}_recall@1"] = recall
             if has_kappa:
-                values[f"{name}_kappa"] = float(curve.kappa[severity].median())
+                values[f"{name}_kappa"] = float(curve.median_kappa[severity])
         if has_kappa:
             values[f"{kind}_trend"] = curve.trend
         values |= {f"{kind}_trend_{score}": trend for score, trend in curve.trends.items()}

@@ -122,7 +122,7 @@ def _plots(
         yield draw_plot(title, caption, f"precision_recall_{name}", plots.plot_precision_recall, against)
     for number in range(0, len(corrupted), plots.MOST):
         some = list(corrupted.items())[number : number + plots.MOST]
-        kappa = {kind: curve.kappa.median(1).values for kind, curve in some} if encoder.has_kappa else {}
+        kappa = {kind: curve.median_kappa for kind, curve in some} if encoder.has_kappa else {}
         recall, name = {kind: curve.recall for kind, curve in some}, f"corruption{f'_{number}' if number else ''}"
         words = "κ should fall with recall; where it rises, it does not measure quality. "
         caption = f"{words if encoder.has_kappa else ''}The queries are corrupted, the gallery is not."

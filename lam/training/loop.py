@@ -129,6 +129,7 @@ class Loop:
 
     def _epoch(self, bar: tqdm) -> None:
         at, training = self.at, self.training
+        self.has_negatives = at.batch > 0  # the part before an interruption may have held some
         self.module.train()
         for group in self.plain_optimizer.param_groups:
             group["lr"] = training.learning_rate * training.learning_rate_decay**at.epoch
@@ -167,6 +168,7 @@ class Loop:
         if pairs.n_positives == 0:
             at.skipped += 1
             return
+        self.has_negatives |= pairs.n_negatives > 0
         place = (self.training.seed, at.epoch, at.batch, "step")
         # dropout must differ between the parts of a batch; a step's random numbers must agree in all processes
         reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
@@ -202,10 +204,11 @@ class Loop:
 
     def _close_epoch(self) -> None:
         at = self.at
-        if at.loss_count == 0:
+        if at.loss_count == 0 or not self.has_negatives:
+            lacking, advice = ("negative", "more classes") if at.loss_count else ("positive", "more items of a class")
             raise ValueError(
-                f"the {self.n_batches} batches of epoch {at.epoch + 1} hold no positive pair: raise batch_size (now "
-                f"{self.training.batch_size}) or give labels that more items share"
+                f"no batch of epoch {at.epoch + 1} holds a {lacking} pair: raise batch_size (now "
+                f"{self.training.batch_size}) or give {advice}"
             )
         distributed.overwrite_by_rank_zero(self.network.buffers())  # running statistics differ between processes
         self._check_weights()

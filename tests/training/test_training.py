@@ -324,12 +324,11 @@ def test_batches_without_positives_are_skipped_and_counted() -> None:
     assert len(history.losses) == 2
 
 
-def test_an_epoch_of_batches_without_positives_is_an_error() -> None:
-    data = Images(size=8, classes=8)
-    del data.labels
-    pairs = list(zip(data.images, range(8), strict=True))
-    with pytest.raises(ValueError, match="2 batches of epoch 1.*no positive.*batch_size"):
-        fit(network(), pairs, batch_size=4)
+@pytest.mark.parametrize(("labels", "lacking"), [(range(8), "positive"), ([0] * 8, "negative")])
+def test_an_epoch_whose_batches_lack_a_kind_of_pair_is_an_error(labels: Any, lacking: str) -> None:
+    items = list(zip(Images(size=8, classes=8).images, labels, strict=True))  # training cannot read all labels first
+    with pytest.raises(ValueError, match=f"epoch 1.*{lacking}.*batch_size.*4"):
+        fit(network(), items, batch_size=4)
 
 
 def test_a_loss_that_is_not_finite_stops_and_the_last_checkpoint_stands(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Pairs:
     def check_positives(self) -> None:
         """Raise a `ValueError` if n⁺ is 0."""
         if self.n_positives == 0:
-            raise ValueError(f"no pair of {self.size} items is positive: raise the batch size, or per_class")
+            raise ValueError(f"no pair in a batch of {self.size} is positive: skip it, or raise its size or per_class")
 
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
@@ -218,6 +218,8 @@ def as_native(array: np.ndarray) -> np.ndarray:
 
 def check_label_vector(labels: Tensor) -> None:
     """Require a vector of integer labels."""
+    if not isinstance(labels, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        as_targets(labels)  # has advice for names
     check_tensor("labels", labels)
     if labels.ndim != 1 or labels.is_floating_point():
         advice = "labels.flatten()" if labels[:1].numel() == 1 else "labels.argmax(1) of one-hot labels"

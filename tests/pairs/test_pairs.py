@@ -138,6 +138,12 @@ def test_tuples_of_a_real_miner_are_taken():
         assert (pairs.n_positives, pairs.n_negatives) == (36, 96)
 
 
+@pytest.mark.usefixtures("as_in_production")
+def test_names_for_labels_are_refused_with_advice_to_number_them():
+    with pytest.raises(ValueError, match="'cat'.*index"):
+        Pairs.by_label(["cat", "dog"])  # pyright: ignore[reportArgumentType]
+
+
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"labels.*\(N,\).*torch.float32"):
         Pairs.by_label(torch.zeros(3))

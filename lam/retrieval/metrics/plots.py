@@ -81,6 +81,7 @@ def plot_reliability(
         below.annotate(f"{height:,}", (center, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     below.set(xlabel=f"confidence: {confidence}", ylabel="queries")
     below.margins(y=0.25)
+    below.yaxis.get_major_locator().set_params(integer=True)
     _style(below)
     _finish(figure, axes, path, legend="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)  # inside, it could hide bars
 

@@ -24,8 +24,8 @@ HEADLINES = {
 }
 """The metrics that commands print; `metrics.json` and the report hold all metrics."""
 _NO_STRANGERS = (
-    "not measured: how well κ detects strangers, as the run has no OOD set (--data.ood); with held-out classes "
-    "(--data.strangers), lam calibrate measures it"
+    "not measured: how well κ detects strangers, as the run has no OOD set (--data.ood) and holds out no "
+    "classes (--data.strangers)"
 )
 
 

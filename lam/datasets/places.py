@@ -15,7 +15,8 @@ Tests use generated files.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Real
 from torch import Tensor
 
-from lam.datasets.base import ImageOptions, MissingDataError, labels_of, top_up
+from lam.datasets.base import ImageOptions, MissingDataError, Preview, labels_of, top_up
 from lam.datasets.folder import FolderImages
 from lam.datasets.published import SIZE, check_present
 from lam.datasets.splits import PARTS, Splits
+from lam.inputs.decoding import THUMBNAIL_SIDE
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import check_share, is_real
 from lam.utils.tables import Table, file_of
@@ -59,6 +61,7 @@ class PlaceImages(FolderImages):
         name, preprocessing, is_query: as for `Dataset`; items that are not queries are the database.
         classes: names of the areas.
         angles: (N,) compass angles in degrees, also outside [0, 360).
+        metadata: N mappings of further values by name, such as lat and lon; a gallery keeps them.
 
     Raises:
         ValueError: If arguments differ in length, a position is not finite, or an angle is infinite.
@@ -66,6 +69,7 @@ class PlaceImages(FolderImages):
 
     positions: Float64[Tensor, "N _"]
     angles: Float64[Tensor, " N"] | None
+    metadata: tuple[Mapping[str, Any], ...]
 
     def __init__(
         self,
@@ -78,8 +82,10 @@ class PlaceImages(FolderImages):
         preprocessing: Preprocessing,
         angles: Real[Tensor, " N"] | None = None,
         is_query: Bool[Tensor, " N"] | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         per_item: Any = {"positions": positions, "angles": angles, "is_query": is_query}
+        per_item["metadata"] = ({},) * len(paths) if metadata is None else tuple(metadata)
         super().__init__(paths, labels, name=name, classes=classes, preprocessing=preprocessing, **per_item)
         _check(self.paths, positions, angles)
         area = labels.double()[:, None] * AREA_DISTANCE
@@ -101,6 +107,9 @@ class PlaceImages(FolderImages):
         if self.angles is not None:
             target = torch.cat([target, self.angles[index, None]])
         return self.preprocessing(self.paths[index]), target
+
+    def preview(self, index: int, *, side: int = THUMBNAIL_SIDE) -> Preview:
+        return replace(super().preview(index, side=side), metadata=self.metadata[index])
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
         """Random queries with their nearest database images, so that most queries have matches."""
@@ -154,7 +163,8 @@ def splits(
     preprocessing = Preprocessing.of(preprocessing, SIZE)
     root = Path(root).expanduser()
     table = _table(root, csv)
-    positions, paths = _positions(table), [file_of(root, path) for path in table.columns["path"]]
+    columns, positions = _positions(table)
+    paths = [file_of(root, path) for path in table.columns["path"]]
     area = ["everywhere"] * len(paths)
     name = next((name for name in ("area", "city") if name in table), None)
     if name is not None and any(table.columns[name]):
@@ -184,6 +194,7 @@ def splits(
         preprocessing=preprocessing,
         angles=table.numbers("angle", unknown=True) if angles else None,
         is_query=is_query,
+        metadata=[dict(zip(columns, row, strict=True)) for row in _numbers(table, columns).tolist()],
     )
     parts: dict[str, Any] = {}
     for number, name in enumerate(PARTS):
@@ -211,16 +222,21 @@ def _table(root: Path, csv: str) -> Table:
     return table
 
 
-def _positions(table: Table) -> Float64[Tensor, "N X"]:
+def _numbers(table: Table, columns: Sequence[str]) -> Float64[Tensor, "N 2"]:
+    return torch.stack([table.numbers(name) for name in columns], 1)
+
+
+def _positions(table: Table) -> tuple[Sequence[str], Float64[Tensor, "N X"]]:
+    """The columns that hold positions, and the positions in metres."""
     for names in _METRES:
         if all(name in table for name in names):
-            return torch.stack([table.numbers(name) for name in names], 1)
+            return names, _numbers(table, names)
     if not all(name in table for name in _DEGREES):
         raise ValueError(
             f"{table.path} has no positions: it needs the columns x and y, or easting and northing, in metres, or lat "
             f"and lon in degrees; it has {', '.join(table.columns)}"
         )
-    degrees = torch.stack([table.numbers(name) for name in _DEGREES], 1)
+    degrees = _numbers(table, _DEGREES)
     for name, limit in zip(_DEGREES, (90, 180), strict=True):
         table.check(name, lambda text, limit=limit: abs(float(text)) <= limit, f"be from -{limit} to {limit} degrees")
     if len(nowhere := (degrees == 0).all(1).nonzero()):
@@ -228,7 +244,7 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
             f"{table.path}: lat and lon are both 0 in {len(nowhere)} rows, such as {table.unit} "
             f"{table.lines[int(nowhere[0])]}: cameras write this for an unknown position; leave these images out"
         )
-    return earth_centred(degrees)
+    return _DEGREES, earth_centred(degrees)
 
 
 def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:

@@ -72,6 +72,7 @@ def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: R
 
 def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
     """The run's items as the gallery; all images are queries."""
+    _check_has_classes(images)
     stored, labels, without_label = _labelled(gallery)
     relevance = _relevance(images, labels, torch.ones(len(images), dtype=torch.bool))
     return Searchable(stored, relevance, labels, is_stored=True, without_label=without_label)
@@ -137,9 +138,13 @@ def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
     return gallery.embeddings[known], tuple(filter(None, labels)), len(labels) - len(known)
 
 
-def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, " N"]) -> Relevance:
+def _check_has_classes(images: Dataset) -> None:
     if images.targets.ndim > 1:
-        raise ValueError(f"stored items have labels, but no positions: calibrate places with the gallery '{HELD_OUT}'")
+        raise ValueError(f"stored items have no positions: calibrate places with the gallery '{HELD_OUT}'")
+
+
+def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, " N"]) -> Relevance:
+    _check_has_classes(images)
     numbers = {name: number for number, name in enumerate(images.classes)}
     stored = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels], dtype=torch.int64)
     is_query = torch.cat([is_query, torch.zeros(len(stored), dtype=torch.bool)])

@@ -84,6 +84,11 @@ class TestPositions:
         steps = train.positions.diff(dim=0).norm(dim=1)
         torch.testing.assert_close(steps, torch.full_like(steps, 11.132), rtol=0, atol=1e-3)  # 111.32 km a degree
 
+    def test_a_preview_holds_the_position_as_in_the_table(self, tmp_path):
+        rows = [{"path": f"{i}.png", "lat": 55.0 + i * 1e-4, "lon": 12.5} for i in range(10)]
+        test = load("places", root=layouts.places(tmp_path, rows), **SMALL).test.subset([1])
+        assert test.preview(0).metadata == {"lat": 55.0 + numbers(test)[0] * 1e-4, "lon": 12.5}
+
     def test_degrees_against_the_radii_of_curvature(self):
         a, e_square = 6378137.0, 0.00669437999014
         for latitude in (-89.0, -33.9, 0.0, 51.5, 78.2):

@@ -68,9 +68,10 @@ def test_a_calibration_of_places_fits_the_gallery(trained: Path, lam: Lam) -> No
     assert not calibration.is_stale(len(Run(trained).gallery.items))
 
 
-def test_items_of_ones_own_have_no_positions(trained: Path, tmp_path: Path, lam: Lam) -> None:
+@pytest.mark.parametrize("label", ["street", ""])
+def test_items_of_ones_own_have_no_positions(trained: Path, tmp_path: Path, lam: Lam, label: str) -> None:
     shutil.copytree(trained, own := tmp_path / "run")
     picture = next(Path(f"{trained}".removesuffix("-run")).glob("*.png"))
-    (tmp_path / "list.csv").write_text(f"path,id,label\n{picture},0,street\n")
+    (tmp_path / "list.csv").write_text(f"path,id,label\n{picture},0,{label}\n")
     lam("index", own, "--list", tmp_path / "list.csv", "--quiet")
     assert "no positions" in lam("calibrate", own, "--quiet", code=1).err

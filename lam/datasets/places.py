@@ -209,8 +209,8 @@ def _table(root: Path, csv: str) -> Table:
     path = root / csv
     if not path.is_file():
         raise MissingDataError(
-            f"places: these are missing:\n  {path}\nWrite a line for each image there, after a line of column names: "
-            "path, and x and y in metres or lat and lon in degrees"
+            f"places: {path} is missing: write a line for each image there, after a line of column names: path, and x "
+            "and y in metres or lat and lon in degrees"
         )
     table = Table.read(path, needed=("path",))
     paths = table.columns["path"]

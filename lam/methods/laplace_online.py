@@ -51,7 +51,7 @@ class LaplaceOnline(LaplaceMethod):
         update: `average` as above, or `accumulate` by h ← β h + relu(h_batch), with h_batch averaged over the chosen
             pairs. Accumulation makes the noise far smaller; the code and equation 5 of Warburg et al. accumulate.
         n_samples: last layers sampled in a step, at least 1; gradient and h_batch are means over them.
-        warmup_epochs: number of first epochs without noise; h is updated in these, too.
+        warmup_epochs: number of first epochs without noise, less than all; h is updated in these, too.
         refresh_every: steps from one update of h to the next.
         refit: whether to form the curvature again after training, at the final weights, with the structure and the
             prior of `laplace_posthoc`. Without a refit, h is a mean over past, noisy layers, and κ detects altered
@@ -135,6 +135,11 @@ class LaplaceOnline(LaplaceMethod):
             raise ValueError(
                 "laplace_online trains, but no parameter of the network requires a gradient: use laplace_posthoc, or "
                 "call requires_grad_() on the layers to train"
+            )
+        if self.warmup_epochs >= training.epochs:
+            raise ValueError(
+                f"warmup_epochs must be below epochs, {training.epochs}, got {self.warmup_epochs}: no step would "
+                "sample the last layer"
             )
         path, options = head_of(network, dataset, self.head), self.resolved(training)
         _ = options.curvature_of(training.loss)

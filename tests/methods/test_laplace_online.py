@@ -180,6 +180,12 @@ def test_a_frozen_network_is_refused():
         train(make_network().requires_grad_(False), make_data(), loss=losses.build(margin=0.7), epochs=1, **QUIET)
 
 
+def test_a_warm_up_of_all_epochs_is_refused():
+    warm = replace(OPTIONS, warmup_epochs=3)
+    with pytest.raises(ValueError, match="warmup_epochs.*epochs.*2.*3"):
+        train(make_network(), make_data(), options=warm, loss=losses.build(margin=0.7), epochs=2, **QUIET)
+
+
 class Inside(nn.Module):
     def __init__(self, network: nn.Module):
         super().__init__()

@@ -192,7 +192,7 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
         )
     if "kappa_on_altered" in metrics:
         kappa, variance = metrics["kappa_on_altered"], metrics["variance_on_altered"]
-        better = "kappa" if kappa >= variance else "variance"
+        better = "κ" if kappa >= variance else "the variance"
         yield (
             "κ detects altered validation images (inverted, with permuted pixels, blurred) with an AUROC of "
             f"{kappa:.3f}, the variance before normalisation with {variance:.3f}. Of these two scores, which need "

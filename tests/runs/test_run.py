@@ -73,7 +73,7 @@ def test_metrics_are_flat_and_complete(finished_run: FinishedRun) -> None:
 def test_the_report_says_which_score_the_encoder_recommends(finished_run: FinishedRun) -> None:
     page = (finished_run.folder / "report.html").read_text(encoding="utf-8")
     metrics = json.loads((finished_run.folder / "metrics.json").read_text())
-    better = "kappa" if metrics["kappa_on_altered"] >= metrics["variance_on_altered"] else "variance"
+    better = "κ" if metrics["kappa_on_altered"] >= metrics["variance_on_altered"] else "the variance"
     assert f"the encoder recommends {better}." in page
 
 

@@ -20,6 +20,7 @@ from lam.retrieval.index.hits import Hits, label_numbers
 from lam.utils.checks import check_at_least
 
 OnUnknown = Literal["return", "empty", "raise"]
+_MISSING = "nan", "NaT", "<NA>"  # what NumPy and pandas write for a missing value
 
 
 class UnknownQueryError(ValueError):
@@ -62,8 +63,10 @@ def fields_of(item: Item) -> dict[str, Any]:
 
 
 def label_of(fields: Mapping[str, Any], name: str) -> str:
-    """The label in this field of the metadata; empty without one. The number 0 is a label."""
-    return "" if (label := fields.get(name)) is None else str(label)
+    """The label in this field of the metadata; empty without one. The number 0 is a label, NaN is a missing label."""
+    label = fields.get(name)
+    is_missing = label is None or (not isinstance(label, str) and str(label) in _MISSING)
+    return "" if is_missing else str(label)
 
 
 def text_encoder(encoder: Encoder) -> Encoder:

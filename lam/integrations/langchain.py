@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,14 @@ class LamVectorStore(VectorStore):
 
     def add_texts(self, texts: Iterable[str], metadatas: Any = None, *, ids: Any = None, **kwargs: Any) -> list[str]:
         """Add documents, and return their ids; by default ids are new. A document replaces an older one with its id."""
-        if isinstance(texts, str):
-            raise ValueError(f"texts must be a list, got the text {texts!r}: give [text]")
-        texts = list(texts)
-        metadatas, ids = list(metadatas or ()) or [{}] * len(texts), list(ids or ()) or [None] * len(texts)
+        texts = _list_of("texts", texts)
+        metadatas = _list_of("metadatas", metadatas or ()) or [{}] * len(texts)
+        ids = _list_of("ids", ids or ()) or [None] * len(texts)
         if not len(texts) == len(metadatas) == len(ids):
             raise ValueError(f"give one metadata and id a text, got {len(metadatas)} and {len(ids)} for {len(texts)}")
-        rows = zip([name or str(uuid.uuid4()) for name in ids], texts, metadatas, strict=True)
+        rows = zip(
+            [str(uuid.uuid4()) if name in (None, "") else str(name) for name in ids], texts, metadatas, strict=True
+        )
         documents = [Document(id=name, page_content=text, metadata=dict(fields or {})) for name, text, fields in rows]
         if texts:
             self._put(documents, torch.tensor(self._embedding.embed_documents(texts)))
@@ -104,14 +105,15 @@ class LamVectorStore(VectorStore):
             self._rows = self._rows | {str(document.id): (document, row) for document, row in rows}
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        names = None if ids is None else {str(name) for name in _list_of("ids", ids)}
         with self._changing:
-            gone = set(self._rows if ids is None else map(str, ids))
+            gone = self._rows if names is None else names
             self._rows = {name: row for name, row in self._rows.items() if name not in gone}
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         rows = self._rows
-        return [rows[name][0] for name in map(str, ids) if name in rows]
+        return [rows[name][0] for name in map(str, _list_of("ids", ids)) if name in rows]
 
     def _rank(
         self, query: Float[Tensor, " D"], keep: Filter
@@ -192,6 +194,14 @@ class LamVectorStore(VectorStore):
 
     async def _asimilarity_search_with_relevance_scores(self, query: str, k: int = 4, **options: Any) -> Any:
         return await run_in_executor(None, self._similarity_search_with_relevance_scores, query, k, **options)
+
+
+def _list_of(name: str, values: Any) -> list[Any]:
+    """The values as a list; a `ValueError` for one text or record, which Python would take apart."""
+    if isinstance(values, str | Mapping):
+        one = name.removesuffix("s")
+        raise ValueError(f"{name} must be a list, got the {one} {values!r}: give [{one}]")
+    return list(values)
 
 
 class LamRetriever(BaseRetriever):

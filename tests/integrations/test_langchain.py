@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
 
-from lam.integrations.judging import UnknownQueryError
+from lam.integrations.judging import UnknownQueryError, label_of
 from lam.integrations.langchain import LamEmbeddings, LamRetriever, LamVectorStore
 from lam.runs.finished import Run
 from lam.runs.search import search
@@ -96,6 +97,22 @@ def test_a_document_without_a_label_is_a_class_of_its_own(run: Run) -> None:
     found = {document.id: relevance for document, relevance in labelled.similarity_search_with_relevance_scores(KNOWN)}
     assert sum({*found.values()}) <= 1 + 1e-9
     assert [relevance for name, relevance in found.items() if name != "bare"] != [found["bare"]] * 3
+
+
+@pytest.mark.parametrize("missing", [float("nan"), np.float32("nan"), "NA", "NaT"])
+def test_documents_with_missing_labels_are_no_class(run: Run, missing: Any) -> None:
+    """A table leaves NaN, or a value of pandas, where a label is missing."""
+    if isinstance(missing, str):
+        missing = getattr(pytest.importorskip("pandas"), missing)
+    bare, table = (LamVectorStore(LamEmbeddings(run.encoder), run.calibration) for _ in range(2))
+    texts = [document.page_content for document in LamVectorStore.from_run(run.folder).similarity_search(KNOWN, k=100)]
+    bare.add_texts(texts)
+    table.add_texts(texts, [{"label": missing}] * len(texts))
+    assert table.judge(KNOWN)[0].probabilities == bare.judge(KNOWN)[0].probabilities
+
+
+def test_the_label_nan_is_a_label() -> None:
+    assert label_of({"bread": "nan"}, "bread") == "nan"
 
 
 def test_the_label_zero_is_a_label(run: Run, store: LamVectorStore) -> None:
@@ -276,6 +293,25 @@ def test_an_encoder_of_features_is_refused(run: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(run.encoder, "preprocessing", None)
     with pytest.raises(ValueError, match=r"no preprocessing.*preprocessing=\.\.\."):
         LamEmbeddings(run.encoder)
+
+
+def test_one_id_is_not_taken_for_the_ids_of_its_letters() -> None:
+    store = LamVectorStore(DeterministicFakeEmbedding(size=8))
+    store.add_texts(["one", "two", "twelve"], ids=["1", "2", "12"])
+    for method in (LamVectorStore.delete, LamVectorStore.get_by_ids):
+        with pytest.raises(ValueError, match=r"ids.*list.*'12'.*\[id\]"):
+            unchecked(method)(store, "12")
+    with pytest.raises(ValueError, match=r"ids.*list.*'12'.*\[id\]"):
+        store.add_texts(["a", "b"], ids="12")
+    with pytest.raises(ValueError, match=r"metadatas.*list.*page.*\[metadata\]"):
+        store.add_texts(["three"], {"page": 2})
+    assert [document.page_content for document in store.get_by_ids(["1", "2", "12"])] == ["one", "two", "twelve"]
+
+
+def test_the_number_zero_is_an_id() -> None:
+    store = LamVectorStore(DeterministicFakeEmbedding(size=8))
+    assert store.add_texts(["one", "two"], ids=[0, 1]) == ["0", "1"]
+    assert [document.page_content for document in store.get_by_ids(["0"])] == ["one"]
 
 
 def test_metadata_may_be_missing_and_come_one_by_one() -> None:

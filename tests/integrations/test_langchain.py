@@ -145,7 +145,7 @@ def test_a_filter_that_is_no_function_is_refused() -> None:
         )
 
 
-@pytest.mark.filterwarnings("ignore:the gallery's size")
+@pytest.mark.filterwarnings("ignore:the searched gallery")
 def test_relevances_of_all_ranks_are_shares_of_right_documents(store: LamVectorStore) -> None:
     """For half of the queries, the store lacks their class, as the calibration assumes. This causes the warning."""
     documents = store.similarity_search(KNOWN, k=1000)

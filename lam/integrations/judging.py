@@ -127,8 +127,8 @@ def judge_each(
     first = decided(everything, size)
     if first.stale:
         warnings.warn(
-            f"the searched gallery's size is {size}, but was {calibration.gallery_size} at calibration: probabilities hold "
-            "within 20 % of that, so calibrate with a gallery like this one",
+            f"the searched gallery's size is {size}, but was {calibration.gallery_size} at calibration: probabilities "
+            "hold within 20 % of that, so calibrate with a gallery like this one",
             stacklevel=4,
         )
     classes = [label or place for place, label in enumerate(labels)]

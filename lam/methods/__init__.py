@@ -8,7 +8,7 @@ from lam.methods.base import Method, Trained
 from lam.methods.concentration import ConcentrationMethod, Elk, HibVmf, Mcinfonce
 from lam.methods.deterministic import Aninfonce, DeepEnsemble, Deterministic, KnnDistance, McDropout, Norm, Varcon
 from lam.methods.head import HeadMethod, Hib, LossPrediction, Pfe
-from lam.methods.laplace_online import LaplaceOnline
+from lam.methods.laplace_online import LaplaceOnline, OnlinePosterior
 from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
 from lam.methods.views import Byol, Simclr, Simsiam, Swav, ViewsMethod
 from lam.training import Training
@@ -62,6 +62,7 @@ __all__ = [
     "Mcinfonce",
     "Method",
     "Norm",
+    "OnlinePosterior",
     "Pfe",
     "Simclr",
     "Simsiam",

@@ -12,25 +12,28 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Curvature, Diagonal, diagonal_ggn
 from lam.hessians.structures.base import split_bias
+from lam.inputs.preprocessing import Preprocessing
 from lam.losses import Loss
 from lam.losses.base import settings_of
-from lam.methods.base import Trained, can_learn, head_of, inputs_of
+from lam.methods.base import Learned, Trained, can_learn, head_of, inputs_of
 from lam.methods.fit import detached_copies
 from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_posterior, learned_parameters
-from lam.models.head import head_input_and_output
+from lam.models.head import find_head, head_input_and_output
 from lam.models.weights import unwrapped
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
+from lam.pairs.relation import Relation
 from lam.posteriors.last_layer import DiagonalPosterior
 from lam.posteriors.settings import check_settings
 from lam.training import DivergenceError, Minibatch, Step, Training
 from lam.utils.checks import check_at_least, check_choice, check_positive, check_share
-from lam.utils.random import on_device
+from lam.utils.random import derive_seed, on_device
 
 Update = Literal["average", "accumulate"]
 _FOR_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "likelihood_scale")
@@ -114,19 +117,10 @@ class LaplaceOnline(LaplaceMethod):
         if refit is not None:
             return Trained(fit_posterior(refit, network, dataset, training, histories), histories)
         head_of(network, dataset, path)  # a batch norm after the head is the identity only before the training
-        step.curvature = self.curvature_of(training.loss, learned_parameters(histories))
-        layer: Any = network.get_submodule(step.head)
-        posterior = DiagonalPosterior(
-            *detached_copies(layer.weight, layer.bias),
-            step.diagonal(layer.bias is not None).to(layer.weight.device),
-            n_items=len(dataset),
-            prior_precision=self.prior_precision,
-            likelihood_scale=self.likelihood_scale,
-            seed=training.seed,
-        )
-        mined: Any = {"scope": "batch", "miner": self.hessian_miner, "max_pairs": self.hessian_max_pairs}
-        common = inputs_of(dataset, training) | {"relation": replace(training.relation, **mined)}
-        return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
+        common = inputs_of(dataset, training)
+        learned = learned_parameters(histories)
+        encoder = step.encoder(network, training.loss, learned, n_items=len(dataset), seed=training.seed, **common)
+        return Trained(encoder, histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Also reject options that do not fit the network, the loss or the labels; see `Method.check`."""
@@ -174,7 +168,7 @@ class OnlineLaplaceStep(Step):
         self.own = self.curvature = options.loss_curvature
         self.mining = Mining(options.hessian_miner, options.hessian_max_pairs)
         self.h: Tensor | None = None
-        self._steps = 0
+        self.n_steps = 0
         resumed = {name: value for name, value in asdict(options).items() if name not in _AFTER_TRAINING}
         if isinstance(options.curvature, Curvature):
             resumed["curvature"] = repr(options.curvature)
@@ -211,24 +205,48 @@ class OnlineLaplaceStep(Step):
             mined = batch.choose_pairs(embeddings[-1], loss)
             value = value + loss(embeddings[-1], mined) / self.options.n_samples
         backward(value)
-        if self._steps % self.options.refresh_every == 0 and value.isfinite():
+        if self.n_steps % self.options.refresh_every == 0 and value.isfinite():
             pairs = [batch.choose_pairs(sample, loss, self.mining) for sample in embeddings]
             self._update_h(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
-        self._steps += 1
+        self.n_steps += 1
         return value.detach()
 
-    def diagonal(self, has_bias: bool) -> Diagonal:
-        """h as the curvature of a posterior; a running mean cannot be added to another curvature."""
+    def encoder(
+        self,
+        network: nn.Module,
+        loss: Loss,
+        learned: Learned,
+        *,
+        n_items: int,
+        seed: int,
+        relation: Relation,
+        **inputs: Any,
+    ) -> BayesianEncoder:
+        """The network with the posterior of h; `learned` are the loss's parameters, `inputs` as for `Encoder`."""
+        options = self.options
         if self.h is None:
             raise ValueError("the posterior has not been trained: take at least one step")
-        return Diagonal(self.h[None], None, self.curvature, has_bias)
+        layer: Any = network.get_submodule(self.head)
+        curvature = options.curvature_of(loss, learned)
+        diagonal = Diagonal(self.h[None], None, curvature, layer.bias is not None)  # None: a mean cannot be added up
+        posterior = DiagonalPosterior(
+            *detached_copies(layer.weight, layer.bias),
+            diagonal.to(layer.weight.device),
+            n_items=n_items,
+            prior_precision=options.prior_precision,
+            likelihood_scale=options.likelihood_scale,
+            seed=seed,
+        )
+        mined: Any = {"scope": "batch", "miner": options.hessian_miner, "max_pairs": options.hessian_max_pairs}
+        relation = replace(relation, **mined)
+        return BayesianEncoder(network, self.head, posterior, mean=options.mean, relation=relation, **inputs)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {} if self.h is None else {"h": self.h, "steps": torch.tensor(self._steps)}
+        return {} if self.h is None else {"h": self.h, "steps": torch.tensor(self.n_steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.h = state["h"].clone() if "h" in state else None
-        self._steps = int(state["steps"]) if "steps" in state else 0
+        self.n_steps = int(state["steps"]) if "steps" in state else 0
 
     def _update_h(self, features: Tensor, samples: list[Tensor], pairs: list[Pairs], layer: Any) -> None:
         options, h = self.options, cast(Tensor, self.h)
@@ -250,3 +268,93 @@ class OnlineLaplaceStep(Step):
         if not new_h.isfinite().all():
             raise DivergenceError("the curvature h is not finite")
         self.h = new_h
+
+
+class OnlinePosterior:
+    """The posterior of `LaplaceOnline` in a training loop of your own, where `backward` replaces `loss.backward()`.
+
+    Args:
+        network: the network that the loop trains; the first batch determines its last linear layer.
+        loss: a loss of `lam.losses`; the loop's optimizer must also train the parameters of a `TrainableLoss`.
+        options: options of the posterior; `refit` and `warmup_epochs` belong to `LaplaceOnline.train`.
+        relation: definition of positive and negative pairs; by default by label.
+        seed: seed of the sampled layers; at least 0.
+
+    Example:
+        >>> import lam
+        >>> digits = lam.datasets.load("digits").train
+        >>> network = lam.models.build("convnet8", dimension=16)
+        >>> posterior = OnlinePosterior(network, lam.losses.build(margin=0.7))
+        >>> optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+        >>> for images, labels in torch.utils.data.DataLoader(digits, batch_size=64, shuffle=True):
+        ...     optimizer.zero_grad()
+        ...     loss = posterior.backward(images, labels)
+        ...     optimizer.step()
+        >>> posterior.encoder(n_items=len(digits)).embed(digits.images[:10]).kappa.shape
+        torch.Size([10])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Loss,
+        options: LaplaceOnline | None = None,
+        *,
+        relation: Relation | None = None,
+        seed: int = 0,
+    ) -> None:
+        options = LaplaceOnline() if options is None else options
+        if options.refit or options.warmup_epochs:
+            raise ValueError("refit and warmup_epochs need LaplaceOnline.train: leave them out; lam.fit fits again")
+        self.training = Training(loss=loss, epochs=1, relation=relation or Relation(), seed=seed)  # checks them
+        self.options = options.resolved(self.training)
+        _ = self.options.curvature_of(loss)
+        self.network = unwrapped(network)
+        self._step: OnlineLaplaceStep | None = None
+        self._state: Mapping[str, Tensor] = {}
+
+    def backward(
+        self, inputs: Any, targets: Tensor, *, backward: Callable[[Tensor], None] = Tensor.backward
+    ) -> Float[Tensor, ""]:
+        """Add the gradient at sampled last layers to the parameters' `grad`, and update the curvature.
+
+        Args:
+            inputs: (N, ...) inputs, on the network's device.
+            targets: (N,) labels, or (N, X) positions.
+            backward: replaces `Tensor.backward`, such as `fabric.backward`.
+
+        Returns:
+            The loss, a detached scalar.
+
+        Raises:
+            ValueError: for a batch without a positive pair, which the loop should skip, or a network without a head.
+            DivergenceError: if the curvature is not finite.
+        """
+        pairs = self.training.relation.pairs(targets)
+        pairs.check_positives()
+        if self._step is None:
+            self._first = inputs
+            self._step = OnlineLaplaceStep(find_head(self.network, inputs, self.options.head), self.options)
+            self._step.load_state_dict(self._state)
+        generator = torch.Generator().manual_seed(derive_seed(self.training.seed, self._step.n_steps, "step"))
+        batch = Minibatch(inputs, pairs, 0, generator, targets)
+        return self._step.backward(self.network, self.training.loss, batch, backward)
+
+    def encoder(self, *, n_items: int, preprocessing: Preprocessing | None = None) -> BayesianEncoder:
+        """The network with its posterior, after training on `n_items` items; more training needs another encoder."""
+        if self._step is None:
+            raise ValueError("the posterior has not been trained: take at least one step")
+        find_head(self.network, self._first, self._step.head)  # see `LaplaceOnline.train`
+        loss, common = (
+            self.training.loss,
+            {"n_items": n_items, "seed": self.training.seed, "preprocessing": preprocessing},
+        )
+        return self._step.encoder(self.network, loss, loss.learned(), relation=self.training.relation, **common)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The curvature and the number of steps, for a checkpoint."""
+        return dict(self._state) if self._step is None else self._step.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict`."""
+        self._step, self._state = None, dict(state)

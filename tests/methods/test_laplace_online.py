@@ -12,11 +12,13 @@ import lam
 from lam import Laplace, losses, models
 from lam.datasets import TensorImages
 from lam.hessians import ContrastiveCurvature
+from lam.methods import OnlinePosterior
 from lam.methods.fit import fit
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.pairs import Mining, Relation
 from lam.training import Minibatch, Training
 from lam.training import train as train_network
+from lam.utils.random import derive_seed
 from tests.helpers import contrastive_ggn
 from tests.methods.small_data import trainer
 
@@ -170,9 +172,68 @@ def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
         encoder + encoder
 
 
-def test_an_untrained_posterior_has_no_curvature():
+def looped(options: LaplaceOnline = OPTIONS, *, cut: int | None = None) -> tuple[OnlinePosterior, list[float]]:
+    """A loop of six steps, which continues from a `state_dict` before step `cut`; also returns the losses."""
+    network, data, found = make_network(), make_data(), list[float]()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    posterior = OnlinePosterior(network, losses.build(margin=0.7), options, seed=3)
+    for number, rows in enumerate(2 * torch.arange(48).split(16)):
+        if number == cut:
+            state = posterior.state_dict()
+            posterior = OnlinePosterior(network, losses.build(margin=0.7), options, seed=3)
+            posterior.load_state_dict(state)
+        optimizer.zero_grad()
+        found.append(float(posterior.backward(data.batch(rows), data.labels[rows])))
+        optimizer.step()
+    return posterior, found
+
+
+def test_a_loop_of_ones_own_takes_the_steps_of_the_method():
+    posterior, found = looped()
+    network, data, step = make_network(), make_data(), OnlineLaplaceStep("head", OPTIONS)
+    optimizer, loss = torch.optim.SGD(network.parameters(), lr=0.1), losses.build(margin=0.7)
+    for number, rows in enumerate(2 * torch.arange(48).split(16)):
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(derive_seed(3, number, "step"))
+        batch = Minibatch(data.batch(rows), lam.Pairs.by_label(data.labels[rows]), 0, generator)
+        assert float(step.backward(network, loss, batch, Tensor.backward)) == found[number]
+        optimizer.step()
+    encoder = posterior.encoder(n_items=48)
+    assert torch.equal(encoder.posterior.curvature.h, step.h)
+    assert encoder.posterior.n_items == 48
+    trained = F.normalize(network.eval()(data.batch(torch.arange(8))))
+    torch.testing.assert_close(encoder.embed(data.batch(torch.arange(8))).mean, trained.detach())
+
+
+def test_a_loop_of_ones_own_continues_from_its_state():
+    (whole, expected), (parts, found) = looped(), looped(cut=4)
+    assert found == expected
+    assert torch.equal(parts.state_dict()["h"], whole.state_dict()["h"])
+    assert torch.equal(looped(cut=0)[0].state_dict()["h"], whole.state_dict()["h"])
+
+
+def test_a_loop_of_ones_own_may_scale_the_loss():
+    network, data, scaled = make_network(), make_data(16), list[float]()
+    posterior = OnlinePosterior(network, losses.build(margin=0.7), OPTIONS)
+    inputs = data.batch(torch.arange(16))
+    value = posterior.backward(inputs, data.labels, backward=lambda loss: scaled.append(8 * float(loss.detach())))
+    assert scaled == [8 * float(value)]
+    assert network.head.weight.grad is None
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_a_loop_of_ones_own_is_told_what_it_cannot_do():
+    network, loss = make_network(), losses.build(margin=0.7)
+    for options in (replace(OPTIONS, refit=True), replace(OPTIONS, warmup_epochs=1)):
+        with pytest.raises(ValueError, match="refit.*warmup_epochs.*LaplaceOnline.train"):
+            OnlinePosterior(network, loss, options)
+    with pytest.raises(ValueError, match="loss.*lam.losses"):
+        OnlinePosterior(network, nn.CrossEntropyLoss())  # pyright: ignore[reportArgumentType]
+    posterior = OnlinePosterior(network, loss, OPTIONS)
+    with pytest.raises(ValueError, match="positive.*skip"):
+        posterior.backward(make_data(4).batch(torch.arange(4)), torch.arange(4))
     with pytest.raises(ValueError, match="posterior.*trained"):
-        OnlineLaplaceStep("head", OPTIONS).diagonal(True)
+        posterior.encoder(n_items=4)
 
 
 def test_a_frozen_network_is_refused():

@@ -114,7 +114,7 @@ class Poisoned(OnlineLaplaceStep):
         self.disaster = disaster
 
     def backward(self, network: nn.Module, loss: Any, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        if self._steps == 4:
+        if self.n_steps == 4:
             with torch.no_grad():
                 self.disaster(network, self)
         return super().backward(network, loss, batch, backward)

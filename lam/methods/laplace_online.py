@@ -311,6 +311,7 @@ class OnlinePosterior:
         _ = self.options.curvature_of(loss)
         self.network = unwrapped(network)
         self._step: OnlineLaplaceStep | None = None
+        self._first: Any = None
         self._state: Mapping[str, Tensor] = {}
 
     def backward(
@@ -344,12 +345,17 @@ class OnlinePosterior:
         """The network with its posterior, after training on `n_items` items; more training needs another encoder."""
         if self._step is None:
             raise ValueError("the posterior has not been trained: take at least one step")
-        find_head(self.network, self._first, self._step.head)  # see `LaplaceOnline.train`
-        loss, common = (
-            self.training.loss,
-            {"n_items": n_items, "seed": self.training.seed, "preprocessing": preprocessing},
+        find_head(self.network, self._first, self._step.head)  # a batch norm after the head is the identity at first
+        training = self.training
+        return self._step.encoder(
+            self.network,
+            training.loss,
+            training.loss.learned(),
+            n_items=n_items,
+            seed=training.seed,
+            relation=training.relation,
+            preprocessing=preprocessing,
         )
-        return self._step.encoder(self.network, loss, loss.learned(), relation=self.training.relation, **common)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The curvature and the number of steps, for a checkpoint."""

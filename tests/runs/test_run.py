@@ -364,7 +364,7 @@ def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_o
 
 @pytest.mark.long
 def test_batches_without_a_positive_pair_are_counted_and_reported(tmp_path: Path) -> None:
-    result = run(tiny(tmp_path, "--training.batch_size=2", "--training.epochs=1"), progress=False)
+    result = run(tiny(tmp_path, "--training.batch_size=3", "--training.epochs=1"), progress=False)
     skipped = json.loads((tmp_path / "training.json").read_text())["network"]["batches_without_positives"]
     assert result.metrics["batches_without_positives"] == skipped > 0
     assert f"{skipped} batches of training held no positive pair" in result.report.read_text()

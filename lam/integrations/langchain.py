@@ -87,9 +87,8 @@ class LamVectorStore(VectorStore):
         ids = _list_of("ids", ids or ()) or [None] * len(texts)
         if not len(texts) == len(metadatas) == len(ids):
             raise ValueError(f"give one metadata and id a text, got {len(metadatas)} and {len(ids)} for {len(texts)}")
-        rows = zip(
-            [str(uuid.uuid4()) if name in (None, "") else str(name) for name in ids], texts, metadatas, strict=True
-        )
+        names = [str(uuid.uuid4()) if name in (None, "") else str(name) for name in ids]
+        rows = zip(names, texts, metadatas, strict=True)
         documents = [Document(id=name, page_content=text, metadata=dict(fields or {})) for name, text, fields in rows]
         if texts:
             self._put(documents, torch.tensor(self._embedding.embed_documents(texts)))
@@ -105,10 +104,9 @@ class LamVectorStore(VectorStore):
             self._rows = self._rows | {str(document.id): (document, row) for document, row in rows}
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        names = None if ids is None else {str(name) for name in _list_of("ids", ids)}
+        gone = None if ids is None else {str(name) for name in _list_of("ids", ids)}
         with self._changing:
-            gone = self._rows if names is None else names
-            self._rows = {name: row for name, row in self._rows.items() if name not in gone}
+            self._rows = {} if gone is None else {name: row for name, row in self._rows.items() if name not in gone}
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
